@@ -77,11 +77,17 @@ class TrainedRun:
         """A row for every evaluation: updates, samples, seconds, loss and every metric as metric.NAME."""
         import pandas
 
-        rows = [
-            {"updates": one.version, "samples": one.total_samples, "seconds": one.train_seconds, "loss": one.loss}
-            | {f"metric.{name}": math.nan if value is None else value for name, value in one.metrics.items()}
-            for one in self.evaluations
-        ]
+        rows = []
+        for evaluation in self.evaluations:
+            row: dict[str, float] = {
+                "updates": evaluation.version,
+                "samples": evaluation.total_samples,
+                "seconds": evaluation.train_seconds,
+                "loss": evaluation.loss,
+            }
+            for name, value in evaluation.metrics.items():
+                row[f"metric.{name}"] = math.nan if value is None else value
+            rows.append(row)
         return pandas.DataFrame(rows)
 
     def model(self, *, best: bool = False) -> nn.Module:
@@ -367,21 +373,23 @@ def start(
         )
     if ended.unexpected is not None:
         raise ended.unexpected
-    if ended.result.status == FAILED:
-        raise RunError(ended.result.message)
-    if ended.summary.get("score_error") is not None:
-        warnings.warn(f"the run is without score: {ended.summary['score_error']}", stacklevel=2)
+    result = ended.result
+    if result.status == FAILED:
+        raise RunError(result.message)
+    score_error = ended.summary.get("score_error")
+    if score_error is not None:
+        warnings.warn(f"the run is without score: {score_error}", stacklevel=2)
     live = ended.live
 
     def model(best: bool) -> nn.Module:
-        if live is None or not ended.result.has_parameters:
-            raise UsageError(f"the run is {ended.result.status} and has no parameters; run it again")
+        if live is None or not result.has_parameters:
+            raise UsageError(f"the run is {result.status} and has no parameters; run it again")
         if not best:
             return live.flat.model
-        if ended.result.best_parameters is None:
+        parameters = result.best_parameters
+        if parameters is None:
             raise UsageError(_NO_BEST)
-        best_statistics = ended.result.best_statistics
-        return live.run.flat(ended.result.best_parameters, statistics=best_statistics).model
+        return live.run.flat(parameters, statistics=result.best_statistics).model
 
     return TrainedRun(ended.summary, tuple(seen), None if opened is None else opened.path, model)
 

@@ -47,7 +47,8 @@ def listed(path: str, names: Iterable[str] | None = None) -> ListedFolder:
     """List the files of these names in a folder; None: all its files, also those of folders in it."""
     folder = Path(path)
     if names is None:
-        names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+        paths = [path for path in folder.rglob("*") if path.is_file()]
+        names = sorted(path.relative_to(folder).as_posix() for path in paths)
     files = []
     for name in names:
         file = folder / name

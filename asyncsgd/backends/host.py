@@ -63,14 +63,15 @@ class ThisHost:
     def of_torchrun(cls, launch: Launch) -> ThisHost:
         """The host of this process, which is the first rank of it."""
         assert launch.rank is not None
-        attempt = f"{os.environ.get('TORCHELASTIC_RUN_ID')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT')}"
+        environment = os.environ
+        attempt = f"{environment.get('TORCHELASTIC_RUN_ID')}/{environment.get('TORCHELASTIC_RESTART_COUNT')}"
         return cls(
-            int(os.environ["GROUP_RANK"]),
-            int(os.environ["GROUP_WORLD_SIZE"]),
+            int(environment["GROUP_RANK"]),
+            int(environment["GROUP_WORLD_SIZE"]),
             launch.rank - launch.local_rank,
             launch.ranks_here,
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
+            environment["MASTER_ADDR"],
+            int(environment["MASTER_PORT"]),
             f"asyncsgd/{attempt}",
         )
 

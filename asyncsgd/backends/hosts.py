@@ -200,7 +200,9 @@ class Hosts:
     def _wait_until_all_have_left(self) -> None:
         """Wait for the threads of the pairs that connect this process with hosts that are not lost."""
         pairs = list(self._links.values())
-        pairs += [pair for worker, pair in self._workers.items() if self.host_of(worker) in self._links]
+        for worker, pair in self._workers.items():
+            if self.host_of(worker) in self._links:
+                pairs.append(pair)
         if self._mirror is not None and self._mirrors_on in self._links:
             pairs.append(self._mirror)
         began = awake()

@@ -75,7 +75,10 @@ class AllRanks:
         lengths = self.gather(torch.tensor([len(encoded)]))[:, 0].tolist()
         row = torch.zeros(max(lengths), dtype=torch.uint8)
         row[: len(encoded)] = encoded
-        return [each[:length].numpy().tobytes() for each, length in zip(self.gather(row), lengths, strict=True)]
+        contents = []
+        for padded, length in zip(self.gather(row), lengths, strict=True):
+            contents.append(padded[:length].numpy().tobytes())
+        return contents
 
     def gather_texts(self, text: str) -> list[str]:
         return [content.decode() for content in self.gather_bytes(text.encode())]

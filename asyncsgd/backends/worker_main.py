@@ -80,15 +80,18 @@ class ServedWorker:
         self._link, self._segment = link_source.connect(number)
         self._vector_link = self._link if isinstance(self._link, Pair) else None
         """The link, if vectors travel through it; None: they lie in the segment."""
-        self._slot = self._segment.slots[number] if self._segment is not None and self._segment.slots else None
+        self._slot: Tensor | None = None
+        if self._segment is not None and self._segment.slots:
+            self._slot = self._segment.slots[number]
         self._flat = self._flat_model(run.task.model(run.seed).to(self._device))
         self._statistics = self._flat.statistics
         if self._statistics is not None and self._slot is not None and self._segment is not None:
             self._statistics.moved = self._segment.moved[number]
         self._worker = run.worker(self._flat, profile, tells_compile_seconds=tells_compile_seconds)
         self._inner: Optimizer | None = None
-        self._cpu_buffer = self._flat.parameters if self._device.type == "cpu" else self._flat.parameters.cpu()
-        """The link receives vectors into this one. Gradients on a GPU are sent from it."""
+        self._cpu_buffer = self._flat.parameters.cpu()
+        """The link receives vectors into this one, which on a CPU is the model's own. Gradients on a GPU are sent from
+        it."""
         self._last_index = 0
         """The index of the last batch. The next one is guessed from it."""
         self._idle_since = 0.0
@@ -138,31 +141,34 @@ class ServedWorker:
             The version that the model has now. It means nothing in an evaluation, where nobody asks for it.
         """
         parameters = self._flat.parameters
-        if self._vector_link is not None:
-            self._vector_link.receive_vector(self._cpu_buffer)
+        statistics = self._statistics
+        link = self._vector_link
+        if link is not None:
+            link.receive_vector(self._cpu_buffer)
             if self._cpu_buffer is not parameters:
                 parameters.copy_(self._cpu_buffer)
-            if self._statistics is not None:
-                self._vector_link.receive_vector(self._statistics.values)
+            if statistics is not None:
+                link.receive_vector(statistics.values)
             return version_in_slot or 0
         if version_in_slot is not None:
             assert self._slot is not None
             parameters.copy_(self._slot)
-            if self._statistics is not None:
-                self._statistics.values.copy_(self._statistics.moved[0])
+            if statistics is not None:
+                statistics.values.copy_(statistics.moved[0])
             return version_in_slot
         assert self._segment is not None
-        statistics = None if self._statistics is None else self._statistics.values
-        return self._segment.pull(parameters, self._link.check, statistics)
+        values = None if statistics is None else statistics.values
+        return self._segment.pull(parameters, self._link.check, values)
 
     def _push(self, gradients: Tensor) -> None:
         """Bring gradients to the server, through the link or into the slot, unless they were computed in the slot."""
-        if self._vector_link is not None:
-            self._vector_link.send(GradientFollows())
-            self._vector_link.send_vector(gradients if gradients.is_cpu else self._cpu_buffer.copy_(gradients))
+        link = self._vector_link
+        if link is not None:
+            link.send(GradientFollows())
+            link.send_vector(gradients if gradients.is_cpu else self._cpu_buffer.copy_(gradients))
             if self._statistics is not None:
-                self._vector_link.send_vector(self._statistics.moved)
-            self._vector_link.flush()
+                link.send_vector(self._statistics.moved)
+            link.flush()
         elif self._slot is not None and gradients.data_ptr() != self._slot.data_ptr():
             self._slot.copy_(gradients)
 

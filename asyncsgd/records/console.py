@@ -68,8 +68,13 @@ class Recorder:
         self.quiet = quiet
         self.rule_acted: RuleActed | None = None
         """Of the server, which counts in it; None where there is no server."""
-        sinks = [None if folder is None else folder.append, self.totals, None if quiet else self._show, *receivers]
-        self._sinks = [sink for sink in sinks if sink is not None]
+        self._sinks: list[Callable[[Record], None]] = []
+        if folder is not None:
+            self._sinks.append(folder.append)
+        self._sinks.append(self.totals)
+        if not quiet:
+            self._sinks.append(self._show)
+        self._sinks += receivers
         from tqdm import tqdm
 
         tqdm.set_lock(threading.RLock())  # its own is a semaphore, which a run that ends by os._exit would leave

@@ -172,7 +172,10 @@ class Evaluation(Moment, frozen=True):
         """From a record as `read_events` gives it, or `msgspec.structs.asdict`."""
         known = {name: record[name] for name in cls.__struct_fields__ if name in record}
         known["worker_losses"] = tuple(record.get("worker_losses", ()))
-        known["metrics"] = {name: math.nan if value is None else value for name, value in record["metrics"].items()}
+        metrics = {}
+        for name, value in record["metrics"].items():
+            metrics[name] = math.nan if value is None else value
+        known["metrics"] = metrics
         return cls(**known)
 
 

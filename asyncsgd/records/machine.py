@@ -119,8 +119,13 @@ class MachineWatch:
         if total <= 0:
             return None
         own = min(total, own)  # the seconds of the machine and of a process are counted in different ways
-        shares = {"own_share": own, "others_share": max(0.0, busy - own), "stolen_share": stolen}
-        return {"cores": psutil.cpu_count() or 1} | {name: seconds / total for name, seconds in shares.items()}
+        others = max(0.0, busy - own)
+        return {
+            "cores": psutil.cpu_count() or 1,
+            "own_share": own / total,
+            "others_share": others / total,
+            "stolen_share": stolen / total,
+        }
 
     def start(self) -> None:
         self.follow("leader", os.getpid())
@@ -155,16 +160,16 @@ class MachineWatch:
         mean = statistics.fmean
         if not rows:
             return None
-        names = list(dict.fromkeys(name for row in rows for name in row["processes"]))
-        return {
-            "looks": len(rows),
-            "machine_cores": mean(row["machine"] for row in rows),
-            "cores": {name: mean(row["processes"].get(name, (0.0,))[0] for row in rows) for name in names},
-            "gpus": [
-                {"utilisation": mean(look["utilisation"] for look in gpu), "peak_bytes": max(x["bytes"] for x in gpu)}
-                for gpu in zip(*(row["gpus"] for row in rows), strict=True)
-            ],
-        }
+        names = dict.fromkeys(name for row in rows for name in row["processes"])
+        cores = {}
+        for name in names:
+            cores[name] = mean(row["processes"].get(name, (0.0,))[0] for row in rows)
+        gpus = []
+        for looks in zip(*(row["gpus"] for row in rows), strict=True):
+            utilisation = mean(look["utilisation"] for look in looks)
+            gpus.append({"utilisation": utilisation, "peak_bytes": max(look["bytes"] for look in looks)})
+        machine_cores = mean(row["machine"] for row in rows)
+        return {"looks": len(rows), "machine_cores": machine_cores, "cores": cores, "gpus": gpus}
 
     def _look_regularly(self) -> None:
         began = time.monotonic()

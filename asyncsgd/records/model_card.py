@@ -115,4 +115,7 @@ def _listed(values: Mapping[str, Any]) -> str:
 
 def _plain(value: Any) -> str:
     """On one line, and without what would end a piece of code."""
-    return f"{value:.6g}" if isinstance(value, float) else " ".join(str(value).split()).replace("`", "'")
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    words = str(value).split()
+    return " ".join(words).replace("`", "'")

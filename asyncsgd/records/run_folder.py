@@ -108,9 +108,10 @@ class RunFolder:
             rest = file.read()
         whole_lines = rest[: rest.rfind(b"\n") + 1]
         if whole_lines:
-            with open(self.path / DISCARDED, "ab") as file:
+            discarded = self.path / DISCARDED
+            with open(discarded, "ab") as file:
                 file.write(whole_lines)
-            sync(self.path / DISCARDED)
+            sync(discarded)
         settings = self.path / "settings.yaml"
         partial = None if self.settings_yaml is None else _written_partial(settings, self.settings_yaml)
         self.resume.forget_later()
@@ -150,15 +151,19 @@ class RunFolder:
             OSError: if any of it cannot be written.
         """
         self.flush()
-        models = [self.path / LAST_MODEL, self.path / BEST_MODEL]
-        written = [self.path / EVENTS, *models, *(path for model in models for path in model.rglob("*")), self.path]
-        for path in written:
-            if path.exists():  # a run may keep no model
-                sync(path)
+        folder = self.path
+        events = folder / EVENTS
+        sync(events)
+        for model in (folder / LAST_MODEL, folder / BEST_MODEL):
+            if model.exists():  # a run may keep no model
+                sync(model)
+                for path in model.rglob("*"):
+                    sync(path)
+        sync(folder)
         with contextlib.suppress(PermissionError):  # it may be a folder that this user cannot list
-            sync(self.path.absolute().parent)
-        write_json(self.path / "summary.json", {"schema": SCHEMA, **summary, **end_of(self.path / EVENTS)})
-        sync(self.path)
+            sync(folder.absolute().parent)
+        write_json(folder / "summary.json", {"schema": SCHEMA, **summary, **end_of(events)})
+        sync(folder)
 
     def close(self) -> None:
         """Give the folder up, to be called when all else is in it; a second call does nothing."""

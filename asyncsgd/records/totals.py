@@ -35,8 +35,10 @@ class Delays(collections.Counter[int]):
             return dict.fromkeys(("mean", "p50", "p95", "max"))
         delays = sorted(self)
         up_to = list(itertools.accumulate(self[delay] for delay in delays))
-        p50, p95 = (delays[bisect.bisect_left(up_to, share * up_to[-1])] for share in (0.5, 0.95))
-        mean = sum(delay * count for delay, count in self.items()) / up_to[-1]
+        total = up_to[-1]
+        p50 = delays[bisect.bisect_left(up_to, 0.5 * total)]
+        p95 = delays[bisect.bisect_left(up_to, 0.95 * total)]
+        mean = sum(delay * count for delay, count in self.items()) / total
         return {"mean": mean, "p50": p50, "p95": p95, "max": delays[-1]}
 
 
@@ -77,22 +79,23 @@ class Totals:
         if isinstance(record, Event | Evaluation | Membership):
             uses = () if isinstance(record, Evaluation) else record.uses
             self.advance(record.version, record.total_samples, record.train_seconds, uses)
+        seconds = self.seconds
         if isinstance(record, Event):
-            self.seconds["compute"] += record.compute_seconds
-            self.seconds["wait"] += record.wait_seconds
-            self.seconds["communicate"] += record.pull_seconds + record.push_seconds
-            self.seconds["apply"] += record.apply_seconds
+            seconds["compute"] += record.compute_seconds
+            seconds["wait"] += record.wait_seconds
+            seconds["communicate"] += record.pull_seconds + record.push_seconds
+            seconds["apply"] += record.apply_seconds
             for dispatch in record.drops:
                 self.samples_of.pop(dispatch, None)
         elif isinstance(record, Evaluation):
-            self.seconds["evaluate"] += record.eval_seconds
+            seconds["evaluate"] += record.eval_seconds
             self.last = record
             if self.first_eval_loss is None:
                 self.first_eval_loss = record.loss
         elif isinstance(record, Fault) and record.kind == SCORE:
             self.score_error = self.score_error or record.message
         elif isinstance(record, Checkpointed):
-            self.seconds["checkpoint"] += record.copy_seconds
+            seconds["checkpoint"] += record.copy_seconds
         elif isinstance(record, Parts):
             self.micro_batches = record.micro_batches
         elif isinstance(record, MemoryUsed):

@@ -53,8 +53,10 @@ class Tracking:
             return
         import yaml
 
-        settings = yaml.safe_load(settings_yaml or (self._run.folder / "settings.yaml").read_text("utf-8")).items()
-        plain = {key: value if isinstance(value, int | float | str | None) else str(value) for key, value in settings}
+        text = settings_yaml or (self._run.folder / "settings.yaml").read_text("utf-8")
+        plain = {}
+        for key, value in yaml.safe_load(text).items():
+            plain[key] = value if isinstance(value, int | float | str | None) else str(value)
         self._threads = [_Thread(name, self._run._replace(settings=plain), tell) for name in self._names]
         deadline = time.monotonic() + OPEN_SECONDS
         for thread in self._threads:
@@ -85,22 +87,31 @@ class Tracking:
         last = self._arrivals[-1]
         weight = sum(event.weight for event in self._arrivals)
         norms = [event.gradient_norm for event in self._arrivals if event.gradient_norm is not None]
-        (seconds_before, samples_before), self._before = self._before, (last.train_seconds, last.total_samples)
+        seconds_before, samples_before = self._before
+        self._before = (last.train_seconds, last.total_samples)
         seconds = last.train_seconds - seconds_before
         samples = last.total_samples - samples_before
+        loss = None
+        if weight:
+            loss = sum(event.weight * event.loss for event in self._arrivals) / weight
         values = {
-            "train/loss": sum(event.weight * event.loss for event in self._arrivals) / weight if weight else None,
+            "train/loss": loss,
             "train/learning_rate": last.learning_rate,
             "train/gradient_norm": statistics.fmean(norms) if norms else None,
             "train/samples_per_second": samples / seconds if seconds > 0 else None,
-            **{f"delay/{name}": value for name, value in self._delays.summary().items() if name != "mean"},
         }
+        for name, delay in self._delays.summary().items():
+            if name != "mean":
+                values[f"delay/{name}"] = delay
         self._arrivals = []
         self._delays = Delays()
         self._show(last, values)
 
     def _show(self, record: Event | Evaluation | MemoryUsed, values: Mapping[str, float | None]) -> None:
-        finite = {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
+        finite = {}
+        for name, value in values.items():
+            if value is not None and math.isfinite(value):
+                finite[name] = float(value)
         finite["train_seconds"] = record.train_seconds
         self._num_points += 1
         for thread in self._threads:

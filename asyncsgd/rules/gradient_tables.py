@@ -107,21 +107,23 @@ class Ringleader(Rule):
 
     def arrive(self, state: Tables, arrival: Arrival, view: View) -> Reply:
         worker = arrival.worker
-        start = (Start(arrival.worker),)
+        start = (Start(worker),)
         if state.to_update and worker not in state.to_update:
             _add(state.following, arrival)
             return Reply(start=start)
-        _add(state.now, arrival)
+        means = state.now
+        _add(means, arrival)
         if not state.to_update:
-            if any(other not in state.now for other in view.workers):
+            if any(other not in means for other in view.workers):
                 return Reply(start=start)
             state.to_update = set(view.workers)
         direction = torch.zeros_like(arrival.gradient)
-        for mean in state.now.values():
-            direction.add_(mean.total, alpha=1.0 / (len(mean.dispatches) * len(state.now)))
-        uses = tuple([dispatch for mean in state.now.values() for dispatch in mean.dispatches])
+        uses: list[int] = []
+        for mean in means.values():
+            direction.add_(mean.total, alpha=1.0 / (len(mean.dispatches) * len(means)))
+            uses += mean.dispatches
         self._updated(state, worker)
-        return Reply(direction, uses=uses, start=start)
+        return Reply(direction, uses=tuple(uses), start=start)
 
     def _updated(self, state: Tables, worker: int) -> None:
         """`worker` has no update left; after the last one the next round's table is this round's."""

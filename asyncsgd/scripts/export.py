@@ -40,19 +40,20 @@ def run(argv: list[str], prog: str) -> int:
     parser.add_argument("--cache-dir", help="folder of prepared data, if the run had another than the default")
     given = parser.parse_args(argv)
     folder = find_run(given.run)
-    if given.out.exists():
-        raise UsageError(f"{given.out} is there already; type another --out")
+    out = given.out
+    if out.exists():
+        raise UsageError(f"{out} is there already; type another --out")
     summary = read_summary(folder) if given.checkpoint is None else {}
     finished = summary.get("status") == DONE
     saved = folder / (BEST_MODEL if given.best else LAST_MODEL)
     if finished and saved.is_dir():
-        shutil.copytree(saved, given.out)
+        shutil.copytree(saved, out)
         which = "best model" if given.best else "model at the end"
         num_samples = (summary["best"] if given.best else summary)["num_samples"]
-        print(f"saved  the {which} of the run, after {num_samples} samples, in {given.out}")
+        print(f"saved  the {which} of the run, after {num_samples} samples, in {out}")
     else:
         made = make(folder, given, summary["num_updates"] if finished else None)
-        print(f"saved  {made} in {given.out}")
+        print(f"saved  {made} in {out}")
     return 0
 
 

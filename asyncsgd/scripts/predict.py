@@ -48,7 +48,10 @@ def run(argv: list[str], prog: str) -> int:
     if summary.get("clock") != "measured":
         raise UsageError(f"{measured} has a virtual clock already; give a run of real processes")
     times = measured if given.times_from is None else find_run(given.times_from)
-    predicted = next(path for n in itertools.count(1) if not (path := measured / f"predicted-{n}").exists())
+    number = 1
+    while (measured / f"predicted-{number}").exists():
+        number += 1
+    predicted = measured / f"predicted-{number}"
     code = simulate(measured, summary, times, predicted, given)
     if code != 0:
         return code
@@ -110,13 +113,19 @@ def compare(
 
 
 def _curve(folder: Path, column: str) -> Curve:
-    return [(record[column], record["loss"]) for record in read_events(folder / EVENTS) if record["kind"] == "evaluate"]
+    curve = []
+    for record in read_events(folder / EVENTS):
+        if record["kind"] == "evaluate":
+            curve.append((record[column], record["loss"]))
+    return curve
 
 
 def _at(points: Curve, x: float) -> float | None:
     """The loss at `x`, on straight lines between evaluations; None outside of them."""
     xs, losses = zip(*points, strict=True)
-    return float(np.interp(x, xs, losses)) if xs[0] <= x <= xs[-1] else None
+    if not xs[0] <= x <= xs[-1]:
+        return None
+    return float(np.interp(x, xs, losses))
 
 
 def _first(points: Curve, loss: float) -> float | None:

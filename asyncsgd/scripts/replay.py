@@ -54,20 +54,21 @@ def save_version(folder: Path, summary: dict[str, Any], given: argparse.Namespac
     from asyncsgd.scripts.task import class_given
 
     run = run_beside(folder, Given(class_given(given.task), cache=given.cache_dir))
-    out = given.out or folder / f"model-at-{given.to}"
+    version = given.to
+    out = given.out or folder / f"model-at-{version}"
     prepared = PreparedReplay(run, folder, summary)
-    found, replay = replayed(prepared, given.to)
+    found, replay = replayed(prepared, version)
     code = _said(found)
-    if code == 0 and found.num_updates < given.to:
-        raise UsageError(f"the run has no version {given.to}; its last one is {found.num_updates}")
-    if code == 0 and found.num_updates > given.to:
-        raise UsageError(
-            f"version {given.to} lies between two steps of one arrival; type --to {found.num_updates}, after it"
-        )
-    if code == 0:
-        prepared.save(replay, out)
-        print(f"saved      the model of version {given.to} in {out}")
-    return code
+    if code != 0:
+        return code
+    reached = found.num_updates
+    if reached < version:
+        raise UsageError(f"the run has no version {version}; its last one is {reached}")
+    if reached > version:
+        raise UsageError(f"version {version} lies between two steps of one arrival; type --to {reached}, after it")
+    prepared.save(replay, out)
+    print(f"saved      the model of version {version} in {out}")
+    return 0
 
 
 def _said(found: Replayed, recorded_sha256: str | None = None) -> int:

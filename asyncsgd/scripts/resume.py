@@ -27,7 +27,11 @@ def run(argv: list[str], prog: str) -> int:
     given = parser.parse_args(argv)
     folder = find_run(given.run)
     texts = {"samples": given.samples, "epochs": given.epochs}
-    longer = {name: specs_of(Budget)[name].checked(text) for name, text in texts.items() if text is not None}
+    specs = specs_of(Budget)
+    longer = {}
+    for name, text in texts.items():
+        if text is not None:
+            longer[name] = specs[name].checked(text)
     from asyncsgd.api import start
     from asyncsgd.run.written import Given, run_of_folder
     from asyncsgd.scripts.task import class_given

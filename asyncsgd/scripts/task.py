@@ -5,6 +5,7 @@ Nothing heavy is imported before the flags are understood and the fork server im
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import shlex
 import signal
@@ -155,13 +156,14 @@ def adapt(parsed: Parsed, flags: Flags) -> tuple[Any, Launch]:
     from asyncsgd.run.runtimes import kind_of
 
     settings = parsed.settings
-    launch = Launch.read(os.environ, settings.job.nproc, nproc_given="nproc" in parsed.given)
-    mode: Any = settings.job.mode if "mode" in parsed.given else None  # None: it is decided anew
-    job = dataclasses.replace(settings.job, nproc=launch.num_workers, mode=mode)
-    if job.mode != settings.job.mode:
-        flags.validate(dataclasses.replace(settings, job=job))
+    asked = settings.job
+    launch = Launch.read(os.environ, asked.nproc, nproc_given="nproc" in parsed.given)
+    mode: Any = asked.mode if "mode" in parsed.given else None  # None: it is decided anew
+    job = dataclasses.replace(asked, nproc=launch.num_workers, mode=mode)
     settings = dataclasses.replace(settings, job=job)
-    kind = kind_of(settings.job.mode, settings.job.clock)
+    if job.mode != asked.mode:
+        flags.validate(settings)
+    kind = kind_of(job.mode, job.clock)
     kind.check_launch(launch.rank, launch.several_hosts)
     check_hosts(settings.output, launch, has_server=kind.has_server)
     if settings.output.find_batch_size and launch.rank is not None:
@@ -183,9 +185,8 @@ def announce(settings: Any, launch: Launch) -> None:
         clock = f"seconds are drawn from {job.speeds or 'constant:1'}, not measured"
         told = f"{job.nproc} virtual workers in one process; {clock}"
     else:
-        workers, threads = (
-            f"{n} {what}{'s' * (n > 1)}" for n, what in ((job.nproc, "worker"), (settings.machine.threads, "thread"))
-        )
+        workers = _counted(job.nproc, "worker")
+        threads = _counted(settings.machine.threads, "thread")
         told = f"mode {job.mode}  {workers} with {threads} each{' and a server' * kind.has_server} on {cores} core"
         told += "s" * (cores > 1)
         if launch.several_hosts:
@@ -195,8 +196,15 @@ def announce(settings: Any, launch: Launch) -> None:
     print(f"asyncsgd {__version__}  {told}", flush=True)
 
 
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def values_of(argv: list[str], flag: str) -> list[str]:
     """What a command line gives a flag, before it is understood."""
-    return [argv[i + 1] for i in range(len(argv) - 1) if argv[i] == flag] + [
-        a[len(flag) + 1 :] for a in argv if a.startswith(flag + "=")
-    ]
+    values = [value for name, value in itertools.pairwise(argv) if name == flag]
+    joined = f"{flag}="
+    for argument in argv:
+        if argument.startswith(joined):
+            values.append(argument.removeprefix(joined))
+    return values

@@ -124,26 +124,30 @@ class Spec(NamedTuple):
             if isinstance(texts, list | tuple) and texts and all(isinstance(text, str) and text for text in texts):
                 return texts[0] if len(texts) == 1 else tuple(texts)
             raise UsageError(f"{shown} must be text or a list of texts, got {shortened(given)}")
-        if self.kind not in _WANTED:
+        kind = self.kind
+        if kind not in _WANTED:
             try:
-                return kinds.read(self.kind, given, typed=typed)
+                return kinds.read(kind, given, typed=typed)
             except ValueError as error:
-                wanted = kinds.described(self.kind)
+                wanted = kinds.described(kind)
                 raise UsageError(f"{shown} must be {wanted}, got {shortened(given)} ({error})") from error
         if isinstance(given, Real) and not isinstance(given, int | float):  # of numpy, as in seed=np.arange(8)[3]
             given = int(given) if isinstance(given, Integral) else float(given)
         is_number = isinstance(given, int | float) and not isinstance(given, bool)
         if is_number and self.metadata["or_number"]:
             return str(given)
-        if self.kind in (bool, str) and isinstance(given, self.kind) and given != "":
+        if kind in (bool, str) and isinstance(given, kind) and given != "":
             return given
-        if self.kind in (int, float) and (is_number or isinstance(given, str)):
+        if kind in (int, float) and (is_number or isinstance(given, str)):
             # A file may hold 1e4 samples, and YAML reads 1e-4 (without a dot) as text.
             with contextlib.suppress(ValueError):
-                value: float = whole_number(str(given)) if self.kind is int else number(str(given))
+                read = whole_number if kind is int else number
+                value: float = read(str(given))
                 return int(value) if self.metadata["or_whole"] and value.is_integer() else value
-        hint = "; put it in quotes" if self.kind is str and not isinstance(given, str | None) else ""
-        raise UsageError(f"{shown} must be {_WANTED[self.kind]}, got {shortened(given)}{hint}")
+        hint = ""
+        if kind is str and not isinstance(given, str | None):
+            hint = "; put it in quotes"
+        raise UsageError(f"{shown} must be {_WANTED[kind]}, got {shortened(given)}{hint}")
 
     def checked(self, given: object) -> Any:
         """Return what is given, converted; refuse it out of bounds."""
@@ -171,13 +175,16 @@ def specs_of(kind: Any) -> Mapping[str, Spec]:
     for field in dataclasses.fields(kind):
         if field.metadata.get("found"):
             continue  # a task finds it out by itself
-        parts = [part for part in kinds.parts_of(hints[field.name]) if part is not types.NoneType]
         of_field = hints[field.name]
+        all_parts = [*kinds.parts_of(of_field)]
+        parts = [part for part in all_parts if part is not types.NoneType]
         choices = ()
         if len(parts) == 1:
             (of_field,) = parts
-        if typing.get_origin(of_field) is Literal and all(isinstance(one, str) for one in typing.get_args(of_field)):
-            of_field, choices = str, typing.get_args(of_field)
+        arguments = typing.get_args(of_field)
+        if typing.get_origin(of_field) is Literal and all(isinstance(argument, str) for argument in arguments):
+            of_field = str
+            choices = arguments
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
@@ -192,7 +199,7 @@ def specs_of(kind: Any) -> Mapping[str, Spec]:
         # The fields of a user's own task may be plain ones.
         metadata = field.metadata if "help" in field.metadata else setting(default, "").metadata
         name = metadata["name"] or field.name
-        may_be_none = default is None or parts != [*kinds.parts_of(hints[field.name])]
+        may_be_none = default is None or parts != all_parts
         specs[name] = Spec(name, field.name, "", of_field, choices, default, metadata, may_be_none)
     return specs
 

@@ -17,9 +17,14 @@ def _with_defaults(kind: type[Any], defaults: Defaults, **unset: str) -> type[An
     hints = typing.get_type_hints(kind)
     fields = []
     for field in dataclasses.fields(kind):
-        metadata = {**field.metadata, "unset": unset.get(field.name, field.metadata["unset"])}
-        default = field.default if field.name in unset else getattr(defaults, field.name, field.default)
-        fields.append((field.name, hints[field.name], dataclasses.field(default=default, metadata=metadata)))
+        name = field.name
+        metadata = {**field.metadata}
+        default = field.default
+        if name in unset:
+            metadata["unset"] = unset[name]
+        else:
+            default = getattr(defaults, name, default)
+        fields.append((name, hints[name], dataclasses.field(default=default, metadata=metadata)))
     return dataclasses.make_dataclass(f"{kind.__name__}OfTask", fields, bases=(kind,), frozen=True)
 
 

@@ -377,7 +377,8 @@ class Trace(Speeds):
 
     def _seconds(self, record: dict[str, Any]) -> float:
         """How long the gradient of an arrival took."""
-        seconds = sum(float(record.get(f"{part}_seconds", math.nan)) for part in ("pull", "compute", "push"))
+        parts = [float(record.get(f"{part}_seconds", math.nan)) for part in ("pull", "compute", "push")]
+        seconds = sum(parts)
         if self.turnaround:
             flight_seconds = record.get("flight_seconds") or seconds
             seconds = flight_seconds + record.get("apply_seconds", 0.0)

@@ -113,10 +113,11 @@ class ModelGradients(_Gradients):
         loss_scales: tuple[float, ...] = (),
         statistics: Tensor | None = None,
     ) -> Gradient:
+        flat = self._worker.flat
         with torch.no_grad():
-            self._worker.flat.parameters.copy_(start)
-            if statistics is not None and self._worker.flat.statistics is not None:
-                self._worker.flat.statistics.values.copy_(statistics)
+            flat.parameters.copy_(start)
+            if statistics is not None and flat.statistics is not None:
+                flat.statistics.values.copy_(statistics)
         indices = indices_of(batches)
         if learning_rate is None:
             return self._worker.gradient(indices[0], loss_scale=loss_scales[0] if loss_scales else None)

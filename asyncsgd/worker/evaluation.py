@@ -44,7 +44,10 @@ def measured(task: Task, sums: Sums) -> Measured:
     errors: list[str] = []
     details = scored("details", lambda: task.details(main), errors)
     if others:
-        details |= {"evaluations": {name: _numbers(task, name, others[name], errors) for name in sorted(others)}}
+        evaluations = {}
+        for name in sorted(others):
+            evaluations[name] = _numbers(task, name, others[name], errors)
+        details["evaluations"] = evaluations
     loss, weight, metrics = _numbers(task, MAIN, main, errors).values()
     return Measured(loss, weight, metrics, details, score_error=next(iter(errors), None))
 
@@ -171,8 +174,10 @@ def evaluate_sets(
         nothing = {"loss": 0.0, "weight": 0.0}
         of_set = {name: add_sums(of_batches(name, batches)) or nothing for name, batches in sets.items()}
     sums = plain_sums(of_set.pop(MAIN))
-    others = {(name, what): one for name in of_set for what, one in plain_sums(of_set[name]).items()}
-    return sums | {f"{_SET}{json.dumps(key)}": one for key, one in others.items()}
+    for name, others in of_set.items():
+        for what, other in plain_sums(others).items():
+            sums[_SET + json.dumps((name, what))] = other
+    return sums
 
 
 def seed_noise(seed: int, device: torch.device) -> None:

@@ -69,8 +69,13 @@ def by_ranks(hardware: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     >>> by_ranks([{"cpu": "slow"}, {"cpu": "slow"}, {"cpu": "fast"}])
     [{'ranks': [0, 1], 'cpu': 'slow'}, {'ranks': [2], 'cpu': 'fast'}]
     """
-    kinds = [kind for rank, kind in enumerate(hardware) if kind not in hardware[:rank]]
-    return [{"ranks": [rank for rank, other in enumerate(hardware) if other == kind], **kind} for kind in kinds]
+    kinds: list[dict[str, Any]] = []
+    for kind in hardware:
+        ranks = [rank for rank, other in enumerate(hardware) if other == kind]
+        with_ranks = {"ranks": ranks, **kind}
+        if with_ranks not in kinds:
+            kinds.append(with_ranks)
+    return kinds
 
 
 def peak_bytes(device: torch.device) -> tuple[int, int]:
@@ -107,7 +112,9 @@ def leave_memory_for(others: int, device: torch.device) -> None:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = psutil.Process().memory_info().vms + psutil.virtual_memory().available // (others + 1)
-    resource.setrlimit(resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(soft, limit), hard))
+    if soft != resource.RLIM_INFINITY:
+        limit = min(soft, limit)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
 @dataclasses.dataclass(frozen=True)

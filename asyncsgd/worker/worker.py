@@ -105,8 +105,11 @@ class OnAllGPUs(nn.Module):
         shares = [weight / sum(weights) for weight in weights]
         parts = [(to_device(part, device),) for part, device in zip(split, devices, strict=True)]
         losses = parallel_apply(replicate(self.loss, devices), parts, devices=devices)
-        # The mean over no loss term at all may not be a number.
-        return torch.stack([share * loss.to(first) for loss, share in zip(losses, shares, strict=True) if share]).sum()
+        terms = []
+        for loss, share in zip(losses, shares, strict=True):
+            if share:  # the mean over no loss term at all may not be a number
+                terms.append(share * loss.to(first))
+        return torch.stack(terms).sum()
 
 
 class Replicated(DistributedDataParallel):
@@ -180,7 +183,10 @@ def check_compiler(device: str) -> None:
     Raises:
         UsageError: on a CPU without a C++ compiler.
     """
-    if device == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))):
+    if device != "cpu":
+        return
+    compilers = (os.environ.get("CXX", "g++"), "g++", "clang++")
+    if not any(map(shutil.which, compilers)):
         raise UsageError("--compile writes C++ for a CPU, and there is no compiler here; install g++, or drop it")
 
 
@@ -245,8 +251,9 @@ class Worker:
             checkpoint_activations(flat.model)
         self.task = task
         self.data = data
-        self.loss: nn.Module = OnAllGPUs(Loss(task, flat.model)) if all_gpus else Loss(task, flat.model)
-        """From a batch to its loss; may be wrapped (DistributedDataParallel)."""
+        loss = Loss(task, flat.model)
+        self.loss: nn.Module = OnAllGPUs(loss) if all_gpus else loss
+        """From a batch to its loss. It may be wrapped (DistributedDataParallel)."""
         self._seed = seed
         self._stream = stream
         self._device = flat.parameters.device
@@ -293,24 +300,29 @@ class Worker:
         parts, weight = self._take(index)
         factor = 1.0 if weigh is None else weigh(weight)
         loss = math.nan
+        flat = self.flat
+        statistics = flat.statistics
+        own_scale = self._loss_scale if loss_scale is None else None
         while True:
-            self.flat.release_gradients()
-            if self.flat.statistics is not None:
-                self.flat.statistics.begin()
-            used = self._loss_scale.value if loss_scale is None and self._loss_scale is not None else loss_scale
+            flat.release_gradients()
+            if statistics is not None:
+                statistics.begin()
+            scale = loss_scale
+            if own_scale is not None:
+                scale = own_scale.value
             if weight:
-                loss = self._backward(index, parts, factor if used is None else factor * used)
+                loss = self._backward(index, parts, factor if scale is None else factor * scale)
             else:  # other ranks' gradients come with their scale, and are computed again by all of them
                 self._exchange_nothing(index)
-            self.flat.gather_gradients()
-            if used is not None:
-                self.flat.gradients.div_(used)
-            if loss_scale is None and self._loss_scale is not None and not self._loss_scale.accept(self.flat):
+            flat.gather_gradients()
+            if scale is not None:
+                flat.gradients.div_(scale)
+            if own_scale is not None and not own_scale.accept(flat):
                 continue
-            if self.flat.statistics is not None:
-                self.flat.statistics.end()
-            scales = () if used is None else (used,)
-            return Gradient(loss, weight, self.task.batch_size, scales, self.flat.frozen)
+            if statistics is not None:
+                statistics.end()
+            scales = () if scale is None else (scale,)
+            return Gradient(loss, weight, self.task.batch_size, scales, flat.frozen)
 
     def cut_into(self, micro_batches: int) -> None:
         """Compute batches in so many parts from here on, as a run did that went on in more."""
@@ -433,9 +445,11 @@ class Worker:
         split = self.task.split(batch, self._micro_batches)
         weights = [self.task.weight(part) for part in split]
         weight = sum(weights)
-        numbered = enumerate(zip(split, weights, strict=True))
-        # The mean over no loss term at all may not be a number.
-        return [_Part(number, self._moved(part), own / weight) for number, (part, own) in numbered if own > 0], weight
+        parts = []
+        for number, (part, own) in enumerate(zip(split, weights, strict=True)):
+            if own > 0:  # the mean over no loss term at all may not be a number
+                parts.append(_Part(number, self._moved(part), own / weight))
+        return parts, weight
 
     def _moved(self, batch: Batch) -> Batch:
         """On the device. A thread that makes batches ahead does not wait for a copy to a GPU."""

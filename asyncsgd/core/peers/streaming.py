@@ -45,27 +45,33 @@ class Streaming(Peers[StreamingDiLoCo]):
     def __init__(self, rule: StreamingDiLoCo, *arguments: Any, **named: Any) -> None:
         super().__init__(rule, *arguments, **named)
         number = self._num_workers
-        period = rule.num_local_steps
-        if rule.fragments > len(self._mean):
+        fragments = rule.fragments
+        num_parameters = len(self._mean)
+        if fragments > num_parameters:
             raise UsageError(
-                f"{rule.fragments} fragments of {len(self._mean)} parameters leave some empty; "
-                f"type fragments={len(self._mean)} or fewer"
+                f"{fragments} fragments of {num_parameters} parameters leave some empty; "
+                f"type fragments={num_parameters} or fewer"
             )
         self.outer = self._mean.detach().clone()
         """`(P,)`, the outer parameters."""
-        self._momentum, self._sent = torch.zeros_like(self.outer), torch.zeros_like(self._vectors)
+        self._momentum = torch.zeros_like(self.outer)
+        self._sent = torch.zeros_like(self._vectors)
         # `(N, S)` and `(S,)`, what was sent and its mean; running statistics take no outer step.
         self._sent_statistics = self._statistics.clone()
         self._mean_statistics = self._statistics[0].clone()
         # Inner step modulo H -> the fragment that is sent, or received, after it; H = `num_local_steps`.
-        self._sends = {rule.offset(fragment): fragment for fragment in range(rule.fragments)}
-        self._receives = {(step + rule.overlap) % period: fragment for step, fragment in self._sends.items()}
+        self._sends: dict[int, int] = {}
+        self._receives: dict[int, int] = {}
+        for fragment in range(fragments):
+            step = rule.offset(fragment)
+            self._sends[step] = fragment
+            self._receives[(step + rule.overlap) % rule.num_local_steps] = fragment
         # For each fragment:
-        self._num_sent = [0] * rule.fragments  # how many workers have sent it in this round
-        self._rounds = [0] * rule.fragments  # how many rounds are complete
-        self._ready_at = [0.0] * rule.fragments  # when the result of the last complete round is there, in seconds
-        self._num_received = [[0] * number for _ in range(rule.fragments)]  # how many results each worker has received
-        self._due: list[list[int]] = [[] for _ in range(rule.fragments)]  # the workers that wait for a result
+        self._num_sent = [0] * fragments  # how many workers have sent it in this round
+        self._rounds = [0] * fragments  # how many rounds are complete
+        self._ready_at = [0.0] * fragments  # when the result of the last complete round is there, in seconds
+        self._num_received = [[0] * number for _ in range(fragments)]  # how many results each worker has received
+        self._due: list[list[int]] = [[] for _ in range(fragments)]  # the workers that wait for a result
         # For each worker:
         self._steps = [0] * number  # how many inner steps it has taken
         self._idle_since = [0.0] * number
