@@ -152,14 +152,15 @@ class Keeper:
 
     def _append(self, first: int, pieces: Iterator[bytes]) -> str | None:
         """Write records from byte `first` on. Return why they do not belong there; None: they are written."""
-        num_bytes = os.fstat(self._events.fileno()).st_size
+        events = self._events
+        num_bytes = os.fstat(events.fileno()).st_size
         if num_bytes < first:
             return f"{self.folder / EVENTS} has {num_bytes} bytes, and what came belongs behind byte {first}"
-        self._events.truncate(first)
+        events.truncate(first)
         for piece in pieces:
-            self._events.write(piece)
-        self._events.flush()
-        os.fsync(self._events.fileno())
+            events.write(piece)
+        events.flush()
+        os.fsync(events.fileno())
         return None
 
     def _write_whole(self, path: Path, pieces: Iterator[bytes]) -> None:

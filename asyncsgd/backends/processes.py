@@ -171,10 +171,11 @@ class ProcessBackend:
         Only the wait of a worker that was slowed down (`asyncsgd.backends.process_setup.Straggling`) is cut short.
         """
         for work in works:
-            if self._works.get(work.worker) is work:
-                del self._works[work.worker]
-                if self._unsent.pop(work.worker, None) is None and work.worker in self._computing:
-                    self._send(work.worker, Wake())
+            worker = work.worker
+            if self._works.get(worker) is work:
+                del self._works[worker]
+                if self._unsent.pop(worker, None) is None and worker in self._computing:
+                    self._send(worker, Wake())
 
     def start(self, works: Sequence[Work]) -> None:
         """Note what is to start. `next` sends it, and only to workers that are idle. So an evaluation that is due now

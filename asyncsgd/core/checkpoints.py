@@ -215,40 +215,42 @@ class Saver:
 
     def _write(self, copy: State, made: Checkpoint) -> None:
         """Write the state, then its description, and remove the checkpoints that are not kept."""
-        partial = self._folder / f"{made.name}.partial"
+        folder = self._folder
+        name = made.name
+        partial = folder / f"{name}.partial"
         try:
-            self._folder.mkdir(exist_ok=True)
+            folder.mkdir(exist_ok=True)
             with open(partial, "wb") as file:
                 torch.save({"schema": SCHEMA, "state": copy}, file)
                 file.flush()
                 os.fsync(file.fileno())
             made = dataclasses.replace(made, sha256=sha256_of(partial))
             os.replace(partial, partial.with_suffix(".pt"))
-            sync(self._folder)
+            sync(folder)
             sync(self._run.path / EVENTS)  # the records first: a description is of no use without those it names
             sync(self._run.path)
             text = json_text(dataclasses.asdict(made))
-            write_text(self._folder / f"{made.name}.json", _sealed(text.encode()).decode())
-            sync(self._folder)
+            write_text(folder / f"{name}.json", _sealed(text.encode()).decode())
+            sync(folder)
         except (OSError, RuntimeError) as error:  # torch says in a RuntimeError that a disk is full
             with contextlib.suppress(OSError):
                 partial.unlink()
             why = reason(error) if isinstance(error, OSError) else str(error).splitlines()[0]
-            earlier = [found.name for found in _all(self._folder) if found.name < made.name]
+            earlier = [found.name for found in _all(folder) if found.name < name]
             left = f"the last good one is {earlier[-1]}" if earlier else "there is none before it"
-            self._tell(f"checkpoint {made.name} could not be written ({why}); the run goes on, and {left}")
+            self._tell(f"checkpoint {name} could not be written ({why}); the run goes on, and {left}")
         else:
-            self._remove_old([found for found in _all(self._folder) if found.name <= made.name])
+            self._remove_old([found for found in _all(folder) if found.name <= name])
             if self._durable is not None:
                 self._durable(made)
 
     def _remove_old(self, found: Sequence[Checkpoint]) -> None:
         losses = [checkpoint for checkpoint in found if checkpoint.eval_loss is not None]
         best = min(losses, key=lambda checkpoint: (checkpoint.eval_loss, checkpoint.name), default=None)
-        can_grow = [checkpoint.name for checkpoint in found if checkpoint.cut_short is None]
-        kept = {checkpoint.name for checkpoint in found[-self._policy.keep :]} | {*can_grow[-1:]}
+        can_grow = [checkpoint for checkpoint in found if checkpoint.cut_short is None]
+        kept = [best, *can_grow[-1:], *found[-self._policy.keep :]]
         for checkpoint in found:
-            if checkpoint.name not in kept and checkpoint != best:
+            if checkpoint not in kept:
                 for suffix in (".json", ".pt"):  # in this order, so that no description is left without its state
                     with contextlib.suppress(OSError):
                         (self._folder / (checkpoint.name + suffix)).unlink()
@@ -434,13 +436,14 @@ def copy_of(state: State) -> State:
 
 def classes_in(*modules: str) -> list[Any]:
     """The classes of modules that are imported already; a name ending in a dot stands for all modules below it."""
-    return [
-        kind
-        for name, module in list(sys.modules.items())
-        if any(name == wanted or (wanted.endswith(".") and name.startswith(wanted)) for wanted in modules)
-        for kind in list(vars(module).values())
-        if isinstance(kind, type) and kind.__module__ == name
-    ]
+    packages = tuple(name for name in modules if name.endswith("."))
+    classes = []
+    for name, module in list(sys.modules.items()):
+        if name in modules or name.startswith(packages):
+            for value in list(vars(module).values()):
+                if isinstance(value, type) and value.__module__ == name:
+                    classes.append(value)
+    return classes
 
 
 def _sealed(text: bytes) -> bytes:

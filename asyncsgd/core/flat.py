@@ -90,10 +90,11 @@ class Layout:
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """Return name -> view of `vector`, `(P,)`, in the parameter's shape."""
-        return {
-            name: vector[offset : offset + math.prod(shape)].view(shape)
-            for name, shape, offset in zip(self.names, self.shapes, self.offsets, strict=True)
-        }
+        views = {}
+        for name, shape, offset in zip(self.names, self.shapes, self.offsets, strict=True):
+            end = offset + math.prod(shape)
+            views[name] = vector[offset:end].view(shape)
+        return views
 
 
 def _memory_sharing_error(model: nn.Module) -> str | None:

@@ -181,14 +181,13 @@ class RunningStatistics:
     def describe(self) -> str:
         """Which buffers are kept in which way, in a sentence."""
         modules = dict(self._model.named_modules())
-        counts = Counter(
-            (kind, type(modules[name.rpartition(".")[0]]).__name__, name.rpartition(".")[2])
-            for name, kind in self.kinds.items()
-        )
-        described = {
-            kind: [f"{number} {buffer} of {layer}" for (own, layer, buffer), number in counts.items() if own == kind]
-            for kind in dict.fromkeys(self.kinds.values())
-        }
+        counts: Counter[tuple[str, str, str]] = Counter()
+        described: dict[str, list[str]] = {}
+        for name, kind in self.kinds.items():
+            module, _, buffer = name.rpartition(".")
+            counts[kind, type(modules[module]).__name__, buffer] += 1
+        for (kind, layer, buffer), number in counts.items():
+            described.setdefault(kind, []).append(f"{number} {buffer} of {layer}")
         return "; ".join(f"{', '.join(buffers)}: {kind}" for kind, buffers in described.items())
 
     def begin(self) -> None:
@@ -400,12 +399,12 @@ class UnchangedBuffers:
 
     def __init__(self, model: nn.Module, changing: Collection[str]) -> None:
         self._modules = [(name, module, set(module._buffers)) for name, module in model.named_modules()]
-        self._unchanged = {
-            f"{prefix}.{name}".lstrip("."): (module, name)
-            for prefix, module, names in self._modules
-            for name in sorted(names)
-            if f"{prefix}.{name}".lstrip(".") not in changing and module._buffers[name] is not None
-        }
+        self._unchanged: dict[str, tuple[nn.Module, str]] = {}
+        for prefix, module, names in self._modules:
+            for name in sorted(names):
+                full_name = f"{prefix}.{name}".lstrip(".")
+                if full_name not in changing and module._buffers[name] is not None:
+                    self._unchanged[full_name] = (module, name)
         self._seen = {name: self._version(name) for name in self._unchanged}
         self._digests = {name: _digest(tensor) for name, (tensor, _) in self._seen.items()}
 

@@ -37,11 +37,12 @@ class WarmupSchedule:
         return f"learning rate {self.peak:g} ({name_of_shape(self.shape)} after {self.warmup} samples of warmup)"
 
     def __call__(self, num_samples: int) -> float:
-        if num_samples < self.warmup:
-            return self.peak * num_samples / self.warmup
-        if self.samples is None or self.samples <= self.warmup:
+        warmup = self.warmup
+        if num_samples < warmup:
+            return self.peak * num_samples / warmup
+        if self.samples is None or self.samples <= warmup:
             return self.peak
-        progress = min(1.0, (num_samples - self.warmup) / (self.samples - self.warmup))
+        progress = min(1.0, (num_samples - warmup) / (self.samples - warmup))
         share = self.shape(progress)
         if not 0 <= share < math.inf:
             raise RunError(

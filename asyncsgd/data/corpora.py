@@ -193,8 +193,9 @@ def load_corpus(
             notes.append(f"{further.name} has no {kind.label}s, so it is not scored")
     held_out = _held_out(parts, sets, list(named))
     train = _without_texts_of(held_out, train, kind, notes)
-    if not train.texts or not all(evaluation.documents.texts for evaluation in sets):
-        use = "train" if all(evaluation.documents.texts for evaluation in sets) else "evaluate"
+    can_evaluate = all(evaluation.documents.texts for evaluation in sets)
+    if not train.texts or not can_evaluate:
+        use = "train" if can_evaluate else "evaluate"
         source_notes = "".join(f"; {note}" for part in parts for note in part.source.notes)
         raise UsageError(
             f"{name} has too few {kind.text}s to {use} on; name other data, or texts to evaluate on{source_notes}"

@@ -100,7 +100,8 @@ def splits_of(
         whole = {*here, *splits.get(TRAIN, ())}
         splits = {TRAIN: sorted(whole)} if whole else {}
     if (needs or TRAIN) not in splits:
-        inside = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and _has_data(folder, kinds)]
+        folders = [folder for folder in sorted(path.iterdir()) if folder.is_dir()]
+        inside = [folder for folder in folders if _has_data(folder, kinds)]
         if inside and not here:
             names = ", ".join(folder.name for folder in inside)
             raise UsageError(f"{path} holds data in subfolders ({names}); name one of them, e.g. {inside[0]}")

@@ -278,9 +278,11 @@ def rows_of(
     end = special([] if end_id is None else [end_id])
     documents = []
     for number, encoding in enumerate(encodings_of(texts, tokenizer)):
-        words = encoding.word_ids
-        # A token outside all words has one of its own.
-        starts = [word is None or word != before for before, word in zip((-1, *words), words, strict=False)]
+        starts = []
+        before: int | None = None
+        for word in encoding.word_ids:  # a token outside all words has one of its own
+            starts.append(word is None or word != before)
+            before = word
         columns = [encoding.ids, starts]
         if flags is not None:
             columns.append(flags[number])

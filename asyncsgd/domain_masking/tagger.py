@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -92,9 +91,11 @@ def windows(length: int, size: int) -> list[tuple[int, int, int, int]]:
     overlap = size // 4
     last_start = max(length - overlap, min(length, 1))
     starts = range(0, last_start, size - overlap)
-    bounds = [0, *(start + overlap // 2 for start in starts[1:]), length]
-    decided = zip(starts, itertools.pairwise(bounds), strict=False)
-    return [(start, min(start + size, length), first, stop) for start, (first, stop) in decided]
+    middles = [start + overlap // 2 for start in starts[1:]]
+    pieces = []
+    for start, first, stop in zip(starts, [0, *middles], [*middles, length], strict=False):
+        pieces.append((start, min(start + size, length), first, stop))
+    return pieces
 
 
 class Loaded(NamedTuple):

@@ -109,9 +109,10 @@ class Pipeline(Replica):
         self._row = self._group(range(self._stages))
         self._column = self._group()
         self._copies = [HeldStage(run, self._data, self._stages, self._stage) for _ in range(self.num_copies)]
-        self._module: nn.Module = self._held
-        layout = dataclasses.replace(self._held.flat.layout, names=self._held.names)
-        self._optimizer = run.recipe.on(self._held.flat.parameters, layout)
+        held = self._held
+        self._module: nn.Module = held
+        layout = dataclasses.replace(held.flat.layout, names=held.names)
+        self._optimizer = run.recipe.on(held.flat.parameters, layout)
         self._clips = run.recipe.clip_norm > 0
         self._seed = run.seed
         self._micro_batches = run.micro_batches
@@ -124,7 +125,7 @@ class Pipeline(Replica):
             from asyncsgd.pipeline.deepspeed_engine import DeepSpeedEngine, configuration
 
             config = configuration(runtime.deepspeed_config)
-            self._deepspeed = DeepSpeedEngine(self._held, self.device, config)
+            self._deepspeed = DeepSpeedEngine(held, self.device, config)
 
     @property
     def _held(self) -> HeldStage:
@@ -164,13 +165,14 @@ class Pipeline(Replica):
     def gradient(self, index: int, weigh: Callable[[float], float]) -> Gradient:
         held = self._held
         held.parts, weight, shape = self.parts(index, weigh)
-        held.flat.gradients.zero_()
+        gradients = held.flat.gradients
+        gradients.zero_()
         self.run(shape, len(held.parts))
         began = time.perf_counter()
         if self._replicas > 1:
-            dist.all_reduce(held.flat.gradients, group=self._column)
+            dist.all_reduce(gradients, group=self._column)
             # A ring sends each number twice, less a share.
-            num_bytes = 2 * held.flat.gradients.nbytes
+            num_bytes = 2 * gradients.nbytes
             self._used[SENT] += num_bytes * (self._replicas - 1) // self._replicas
         for exchange in self.add_up(held):
             exchange.wait()

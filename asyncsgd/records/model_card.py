@@ -62,9 +62,15 @@ def model_card(known: Mapping[str, Any], *, loading: str, auto_class: str | None
         base_model=hub_model,
         tags=["asyncsgd", *(str(known[key]) for key in ("task", "mode") if known.get(key))],
     ).to_yaml()
-    words = {key: _plain(value) for key, value in known.items() if isinstance(value, str | int | float)}
-    words |= {key: text for key, text in _worded(known).items() if text}
-    sentences = "\n".join(f"- {text}" for line in SENTENCES.split("\n") if (text := _filled(line, words)))
+    words = {}
+    for key, value in known.items():
+        if isinstance(value, str | int | float):
+            words[key] = _plain(value)
+    for key, text in _worded(known).items():
+        if text:
+            words[key] = text
+    filled = [_filled(line, words) for line in SENTENCES.split("\n")]
+    sentences = "\n".join(f"- {text}" for text in filled if text)
     return (
         f"---\n{front}\n---\n\n# A model trained with asyncsgd\n\n{sentences}\n\n"
         f"To load it, in this folder:\n\n```python\n{loading.strip()}\n```\n"

@@ -192,11 +192,13 @@ class Rescaled(Rule):
 
     def arrive(self, state: MeanSeconds, arrival: Arrival, view: View) -> Reply:
         factor = 1.0
+        worker = arrival.worker
         if arrival.seconds > 0:  # a gradient may take no time on the virtual clock, and 1 / 0 is undefined
-            number, mean = state.get(arrival.worker, (0, 0.0))
-            state[arrival.worker] = (number + 1, mean + (arrival.seconds - mean) / (number + 1))
-        if arrival.worker in state:
+            number, mean = state.get(worker, (0, 0.0))
+            number += 1
+            state[worker] = (number, mean + (arrival.seconds - mean) / number)
+        if worker in state:
             rates = [1.0 / mean for _, mean in state.values()]
-            factor = state[arrival.worker][1] * sum(rates) / len(rates)
-        start = (Start(arrival.worker),)
+            factor = state[worker][1] * sum(rates) / len(rates)
+        start = (Start(worker),)
         return Reply(arrival.gradient, learning_rate_factor=factor, uses=(arrival.dispatch,), start=start)

@@ -228,19 +228,21 @@ def _train_virtual(live: Live, torchrun_world: World | None) -> Result:
     run = live.run
     runtime = run.runtime
     assert isinstance(runtime, runtimes.Virtual)
-    worker = live.worker(run.flat(device=live.flat.parameters.device))
+    parameters = live.flat.parameters
+    statistics = live.flat.statistics
+    worker = live.worker(run.flat(device=parameters.device))
     heap = VirtualBackend(
-        live.flat.parameters,
+        parameters,
         ModelGradients(worker, run.recipe),
         runtime.speeds.on(runtime.num_workers, run.seed),
-        whole_evaluation(worker, live.flat.statistics),
+        whole_evaluation(worker, statistics),
         num_workers=runtime.num_workers,
         network=runtime.network,
         churn=runtime.churn,
         lock_step=isinstance(run.rule, PeerRule) and run.rule.lock_step,
-        statistics=live.flat.statistics,
+        statistics=statistics,
     )
-    method = _method(live, live.flat.parameters, lambda: heap.now)
+    method = _method(live, parameters, lambda: heap.now)
     result = _loop(live, method, heap).run()
     _ = method.parameters  # peers write the mean of their models to where the run has its parameters when asked for it
     return result

@@ -186,20 +186,21 @@ def finish(live: Live, result: Result) -> tuple[Result, dict[str, Any]]:
     run = live.run
     totals = live.record.totals
     folder = live.record.folder
+    flat = live.flat
     sha256: str | None = None
     facts = dict(live.facts)
     try:
         if result.has_parameters:
-            sha256 = parameters_sha256(live.flat.layout, live.flat.parameters)
-            run.show_statistics(live.flat)
+            sha256 = parameters_sha256(flat.layout, flat.parameters)
+            run.show_statistics(flat)
             if result.status == DONE:
                 errors: list[str] = []
-                with evaluating(live.flat.model):
-                    facts |= scored("final", lambda: run.task.final(live.flat.model), errors)
+                with evaluating(flat.model):
+                    facts |= scored("final", lambda: run.task.final(flat.model), errors)
                 totals.score_error = totals.score_error or next(iter(errors), None)
             if run.saves_model and folder is not None:
                 summary = _summary(live, result, sha256, facts)
-                save_model(run, live.flat, folder.path / LAST_MODEL, summary, folder.path)
+                save_model(run, flat, folder.path / LAST_MODEL, summary, folder.path)
                 if result.best is not None and result.best_parameters is not None:
                     best = run.flat(result.best_parameters, statistics=result.best_statistics)
                     known = model_at(result.best)

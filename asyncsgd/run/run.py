@@ -137,19 +137,22 @@ class Run:
         Raises:
             UsageError: if the rule cannot do with it.
         """
-        if isinstance(self.rule, PeerRule):
-            if not isinstance(self.runtime, Virtual):
+        rule = self.rule
+        runtime = self.runtime
+        if isinstance(rule, PeerRule):
+            if not isinstance(runtime, Virtual):
                 raise UsageError(
-                    f"rule {self.rule.name} has no server, and real processes have one; type --clock virtual, or give "
+                    f"rule {rule.name} has no server, and real processes have one; type --clock virtual, or give "
                     f"runtime=asyncsgd.Virtual(...)"
                 )
-            check_virtual(self.rule, network=self.runtime.network is not None, churn=bool(self.runtime.churn))
+            check_virtual(rule, network=runtime.network is not None, churn=bool(runtime.churn))
             return self.recipe
-        if self.rule.local_steps:
-            return OptimizerRecipe(SGD())
-        if self.rule.needs_plain_sgd and self.recipe != OptimizerRecipe(SGD()):
+        plain = OptimizerRecipe(SGD())
+        if rule.local_steps:
+            return plain
+        if rule.needs_plain_sgd and self.recipe != plain:
             raise UsageError(
-                f"rule {self.rule.name!r} has a momentum or a force of its own and needs plain SGD at the server; type "
+                f"rule {rule.name!r} has a momentum or a force of its own and needs plain SGD at the server; type "
                 f"--optimizer sgd --momentum 0 --weight-decay 0 --clip-norm 0"
             )
         return self.recipe

@@ -52,15 +52,16 @@ class TaskScript:
         is_led = os.environ.get("GROUP_RANK", "0") != "0"  # torchrun's number of this host
         parsed = self.flags.parse(argv, prog=typed.prog, description=description, examples=self.examples, is_led=is_led)
         settings, launch = adapt(parsed, self.flags)
-        if (rules := values_of(argv, "--rule")) and settings.job.mode in ("sync", "pipeline"):
-            # Of a file it may be the default that a synchronous run has written down.
-            mode = settings.job.mode
+        mode = settings.job.mode
+        rules = values_of(argv, "--rule")
+        if rules and mode in ("sync", "pipeline"):
+            # In a file of settings it may be the default that a synchronous run has written down.
             raise UsageError(f"--rule {rules[-1]} is for --mode async, got --mode {mode}; drop one of them")
         from asyncsgd.backends.launch import fork_server
         from asyncsgd.records.best_effort import say
         from asyncsgd.run.runtimes import kind_of
 
-        kind = kind_of(settings.job.mode, settings.job.clock)
+        kind = kind_of(mode, settings.job.clock)
         if not launch.is_needed(has_server=kind.has_server):
             return 0
         model = getattr(settings.task, "model_name", None)

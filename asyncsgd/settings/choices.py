@@ -122,6 +122,7 @@ class Choices(Generic[T]):
         fields = dataclasses.fields(named)
         known = [field.name for field in fields]
         takes = f"it takes {', '.join(known)}" if known else "it takes none"
+        one = self.one
         values: dict[str, Any] = {}
         for position, part in enumerate(filter(None, parameters.split(","))):
             key, equals, value = part.partition("=")
@@ -130,18 +131,19 @@ class Choices(Generic[T]):
                 equals = "="
                 value = part
             if key not in known:
-                raise UsageError(f"{self.one} {name!r} has no parameter {key!r}{nearest(key, known)}; {takes}")
+                raise UsageError(f"{one} {name!r} has no parameter {key!r}{nearest(key, known)}; {takes}")
             if key in values:
-                raise UsageError(f"{self.one} parameter {key!r} is given twice in {text!r}; keep one")
+                raise UsageError(f"{one} parameter {key!r} is given twice in {text!r}; keep one")
             if not equals:
-                raise UsageError(f"{self.one} parameter {key!r} has no value; type {self.flag} {name}:{key}=VALUE")
+                raise UsageError(f"{one} parameter {key!r} has no value; type {self.flag} {name}:{key}=VALUE")
+            kind = types[key]
             try:
-                values[key] = _READ[types[key]](value)
+                values[key] = _READ[kind](value)
             except (KeyError, ValueError):
-                raise UsageError(f"{self.one} parameter {key}={shortened(value)} is not {_KINDS[types[key]]}") from None
+                raise UsageError(f"{one} parameter {key}={shortened(value)} is not {_KINDS[kind]}") from None
         for field in fields:
             if field.default is dataclasses.MISSING and field.name not in values:
-                raise UsageError(f"{self.one} {name!r} needs {field.name}; type {self.flag} {name}:{field.name}=VALUE")
+                raise UsageError(f"{one} {name!r} needs {field.name}; type {self.flag} {name}:{field.name}=VALUE")
         return values
 
     def help(self) -> str:

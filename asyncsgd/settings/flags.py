@@ -379,8 +379,11 @@ class Flags:
         """
         parts = {}
         for field in dataclasses.fields(self._class):
-            specs = [spec for spec in self.specs.values() if spec.group == field.name]
-            parts[field.metadata["title"]] = {spec.name: kinds.plain(spec.of(settings)) for spec in specs}
+            values = {}
+            for spec in self.specs.values():
+                if spec.group == field.name:
+                    values[spec.name] = kinds.plain(spec.of(settings))
+            parts[field.metadata["title"]] = values
         return yaml_of(parts, comment)
 
     def load_yaml(self, path: str | Path) -> dict[str, object]:
@@ -463,25 +466,26 @@ class Flags:
             add_help=False,
         )
         metavars: Mapping[type, str] = {int: "N", float: "X", str: "TEXT", bool: "true"}
-        groups = {
-            field.name: parser.add_argument_group(field.metadata["title"]) for field in dataclasses.fields(self._class)
-        }
+        groups = {}
+        for field in dataclasses.fields(self._class):
+            groups[field.name] = parser.add_argument_group(field.metadata["title"])
         for spec in self.specs.values():
-            default = spec.metadata["unset"] if spec.default is None else kinds.plain(spec.default)
+            metadata = spec.metadata
+            default = metadata["unset"] if spec.default is None else kinds.plain(spec.default)
             if isinstance(default, list | tuple):
                 default = ",".join(map(str, default))
-            help = spec.metadata["help"]
+            help = metadata["help"]
             kind = dict[str, Any](nargs="?", const=True)
             if spec.kind is not bool:
                 help = f"{help} (default: {default})"
                 kind = {}
-            if spec.metadata["repeats"]:
-                kind = {"action": "append"}
             # No choices= or type= here: files and flags are converted and checked by the same code, after merging.
-            named = spec.metadata["named"]
+            named = metadata["named"]
             names = ",".join(spec.choices if named is None else named.by_name)
             metavar = "{" + names + "}" if names else metavars.get(spec.kind, "VALUE")
-            metavar = "TEXT" if spec.metadata["repeats"] else metavar
+            if metadata["repeats"]:
+                kind = {"action": "append"}
+                metavar = "TEXT"
             groups[spec.group].add_argument(
                 *spec.flags, dest=spec.name, metavar=metavar, help=help.replace("%", "%%"), **kind
             )

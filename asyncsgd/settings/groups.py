@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from asyncsgd.errors import UsageError
 from asyncsgd.records.trackers import CHOICES as TRACKERS
@@ -408,9 +408,14 @@ _EVERY = re.compile(r"[1-9][0-9]{0,11}|(?=[0.]*[1-9])[0-9]{0,6}\.?[0-9]{1,6}epoc
 def common_contradictions(settings: Common, batch_size: int) -> Iterator[str]:
     """Yield what is wrong between settings that are each within bounds, in batches of `batch_size` samples."""
     parts = (settings.job, settings.budget, settings.optimization, settings.machine, settings.output)
-    values = {name: value for part in parts for name, value in vars(part).items()}
-    specs = [spec for kind in (Job, Budget, Steps, Machine, Output) for spec in specs_of(kind).values()]
-    given = {spec.name for spec in specs if values[spec.name] != spec.default}
+    values: dict[str, Any] = {}
+    for part in parts:
+        values |= vars(part)
+    given = set()
+    for kind in (Job, Budget, Steps, Machine, Output):
+        for name, spec in specs_of(kind).items():
+            if values[name] != spec.default:
+                given.add(name)
 
     def typed(name: str) -> str:
         value = values[name]

@@ -112,6 +112,7 @@ class Classification(LabelledTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        labels = self.labels
         if self.hatecheck_positive is not None and self.hatecheck is None:
             raise UsageError(
                 "--hatecheck-positive does nothing without --hatecheck; add --hatecheck FOLDER, or drop it"
@@ -122,8 +123,8 @@ class Classification(LabelledTask):
             ("positive", "single"),
             ("label_separator", "multi"),
         ):
-            if getattr(self, name) and self.labels != needs:
-                raise UsageError(f"{flag_of(name)} is for --labels {needs}, not for {self.labels}; drop one of them")
+            if getattr(self, name) and labels != needs:
+                raise UsageError(f"{flag_of(name)} is for --labels {needs}, not for {labels}; drop one of them")
         if self.hatecheck is not None and self.is_pair:
             pairs = "--text-pair-column" if self.data_name != PAIRS else f"--data {PAIRS}"
             raise UsageError(f"--hatecheck holds single texts, and {pairs} makes pairs; drop one of them")
@@ -132,14 +133,16 @@ class Classification(LabelledTask):
                 "--encoding and --quoting are not for --hatecheck, whose cases are read as published, in UTF-8; save "
                 "the data as UTF-8 with quotation marks around texts, or drop --hatecheck"
             )
-        if self.labels != "single" and self.data_name in BUILT_IN:
+        if labels != "single" and self.data_name in BUILT_IN:
             raise UsageError(
-                f"--labels {self.labels} does nothing for --data {self.data_name}, whose texts have one label each"
+                f"--labels {labels} does nothing for --data {self.data_name}, whose texts have one label each"
             )
-        if self.score is not None and self.score not in self.scored.better:
-            known = ", ".join(self.scored.better)
-            raise UsageError(f"--score {self.score} is no score of --labels {self.labels}; its scores are {known}")
-        if self.score == "f1" and self.positive is None:
+        score = self.score
+        scores = self.scored.better
+        if score is not None and score not in scores:
+            known = ", ".join(scores)
+            raise UsageError(f"--score {score} is no score of --labels {labels}; its scores are {known}")
+        if score == "f1" and self.positive is None:
             raise UsageError("--score f1 is the F1 of one label; name it with --positive LABEL")
         if self.label_separator is not None and "," in self.label_column:
             raise UsageError("--label-separator is for labels in one column, and --label-column names several")

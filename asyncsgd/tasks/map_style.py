@@ -174,14 +174,15 @@ class _InTheirOrder:
         return self._num_batches
 
     def __getitem__(self, index: int, /) -> Batch:
-        first = index * self._items.batch_size
-        end = min(first + self._items.batch_size, self._items.size)
+        source = self._items
+        first = index * source.batch_size
+        end = min(first + source.batch_size, source.size)
         items = []
         with generators_restored():
             for row in range(first, end):
                 _seed_generators(row)
-                items.append(self._items.item(row))
-            return self._items.collate(items)
+                items.append(source.item(row))
+            return source.collate(items)
 
 
 def _taken_apart(source: Any, name: str, batch_size: int, collate_fn: Callable[[list[Any]], Batch] | None) -> _Items:

@@ -143,9 +143,8 @@ def question_sources(data: str, eval_data: EvalData | None) -> tuple[list[Source
     train = [Source(part, kinds=KINDS, sides=SIDES, needs="train") for part in joined_parts(data)]
     scored = {}
     for name, place in named_places(eval_data).items():
-        scored[name] = [
-            Source(part, "--eval-data", kinds=KINDS, sides=SIDES, needs="validation") for part in joined_parts(place)
-        ]
+        parts = joined_parts(place)
+        scored[name] = [Source(part, "--eval-data", kinds=KINDS, sides=SIDES, needs="validation") for part in parts]
     return train, scored
 
 

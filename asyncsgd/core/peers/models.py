@@ -278,7 +278,11 @@ class Peers(abc.ABC, Generic[R]):
         return work
 
     def _started(self, works: Sequence[Work]) -> tuple[Started, ...]:
-        return tuple([(work.worker, work.dispatch, work.batches, self._rate(work.worker)) for work in works])
+        started = []
+        for work in works:
+            worker = work.worker
+            started.append((worker, work.dispatch, work.batches, self._rate(worker)))
+        return tuple(started)
 
     def extend(self) -> Step | None:
         works = self._begin([])
