@@ -348,7 +348,7 @@ def test_a_small_ladder_of_both_tasks_that_is_killed_goes_on_with_its_plan_and_i
     assert [ladder.given["task"] for ladder in found.ladders] == ["classification", "masked_lm"]
     for ladder in found.ladders:
         for told in ladder.not_compared:
-            assert ": seconds of " in told
+            assert ": the seconds of " in told
             assert "other programs used" in told
         left_out = ladder.rungs[ladder.rungs["box"] == "Mixed precision"]
         assert [*left_out["reason"]] == ["left out: not here"] * 2
