@@ -214,7 +214,7 @@ def _ignored_targets(run: Run, work: Work) -> str:
 
 
 def _train_single(live: Live, torchrun_world: World | None) -> Result:
-    """One process; ``--accumulate`` batches per update as that many pretend workers under the rule `Synchronous`."""
+    """One process; ``--accumulate`` batches per update as that many simulated workers under the rule `Synchronous`."""
     runtime = live.run.runtime
     assert isinstance(runtime, runtimes.InProcess)
     clock = TrainingClock()
