@@ -37,6 +37,7 @@ from asyncsgd.rules.contract import Rule
 from asyncsgd.run import runtimes
 from asyncsgd.run.callbacks import Callback, check_callbacks
 from asyncsgd.run.choose_folder import open_named_folder
+from asyncsgd.run.elastic import agreed_launch
 from asyncsgd.run.lifecycle import carry_out
 from asyncsgd.run.other_host import follow, follow_leader
 from asyncsgd.run.recorded import summary_to_replay
@@ -353,6 +354,13 @@ def start(
         context = None
         if needs_fork_server:
             context = fork_server(None, *runtime.preload, *task.preload)
+        if launch.is_elastic:
+            if folder is None or not resume:
+                raise UsageError(
+                    "with --nnodes MIN:MAX a run goes on in its folder; give train folder=FOLDER and resume=True"
+                )
+            launch = agreed_launch(run, launch, folder, lambda: None)
+            leads_host = launch.leads_host
         if leads_host and context is not None:
             follow_leader(run, launch, context)  # it never returns
         opened = None if folder is None else open_named_folder(folder, run, resume=resume)

@@ -8,7 +8,11 @@ changes.
 
 It also says what to type where torchrun would wait without a word. With ``--rdzv-backend c10d`` the host whose address
 is that of ``--rdzv-endpoint`` opens the store in which all meet, and a host asks its own name for its addresses.
-Debian's installer writes 127.0.1.1 for it into /etc/hosts. Then no host believes that it is the one, and all wait."""
+Debian's installer writes 127.0.1.1 for it into /etc/hosts. Then no host believes that it is the one, and all wait.
+
+With ``--nnodes MIN:MAX`` it tells the ranks how many hosts there may be, which torchrun keeps to itself, and asks for a
+new store each time torchrun starts all ranks again: hosts that keep the old one look for it where rank 0 was before,
+and would wait there for ever."""
 
 from __future__ import annotations
 
@@ -16,6 +20,11 @@ import ipaddress
 import os
 import socket
 import sys
+
+MOST_HOSTS = "ASYNCSGD_MOST_HOSTS"
+"""Variable for ranks: the MAX of ``--nnodes MIN:MAX``; not set where the number of hosts is fixed."""
+OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""Variable by which torchrun leaves it to the ranks to open a store."""
 
 
 def accept_nproc() -> None:
@@ -27,6 +36,10 @@ def accept_nproc() -> None:
     try:
         if is_torchrun(sys.orig_argv):
             sys.argv[1:] = spell_out(sys.argv[1:])
+            most_hosts = most_hosts_of(sys.argv[1:], os.environ.get("PET_NNODES", ""))
+            if most_hosts is not None:
+                os.environ[MOST_HOSTS] = str(most_hosts)
+                os.environ.setdefault(OWN_STORE, "1")
             endpoint = endpoint_to_be_decided(sys.argv[1:])
             advice = None if endpoint is None else advice_on(endpoint)
             if advice is not None:
@@ -65,6 +78,29 @@ def spell_out(arguments: list[str]) -> list[str]:
         for token in arguments[:end]
     ]
     return head + arguments[end:]
+
+
+def most_hosts_of(arguments: list[str], default: str) -> int | None:
+    """Return the MAX of ``--nnodes MIN:MAX``; None where the number of hosts is fixed.
+
+    Args:
+        arguments: of torchrun.
+        default: what counts where they do not say it.
+
+    >>> most_hosts_of(["--nnodes", "1:3", "script.py"], ""), most_hosts_of(["--nnodes=2", "script.py"], "1:3")
+    (3, None)
+    >>> most_hosts_of(["script.py", "--nnodes", "1:3"], "2:4")
+    4
+    """
+    chosen = default
+    for number, argument in enumerate(arguments):
+        if argument.endswith(".py"):
+            break
+        name, equals, value = argument.partition("=")
+        if name == "--nnodes":
+            chosen = value if equals else arguments[number + 1]
+    fewest, _, most = chosen.partition(":")
+    return int(most) if most and int(most) > int(fewest) else None
 
 
 def endpoint_to_be_decided(arguments: list[str]) -> str | None:

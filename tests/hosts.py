@@ -31,6 +31,40 @@ _IFF_TUN_NO_PI = 0x1001
 SCRIPT = ROOT / "experiments" / "stilt_mlm.py"
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 
+OWN_MODEL = """
+import dataclasses
+
+import torch
+
+import asyncsgd
+
+
+@dataclasses.dataclass(frozen=True)
+class Line(asyncsgd.Task):
+    batch_size: int = 4
+
+    def model(self, seed):
+        with asyncsgd.seeded(seed):
+            return torch.nn.Linear(3, 1)
+
+    def data(self, seed):
+        x = torch.arange(120.0).reshape(40, 3) / 120
+        rows = (x, x.sum(1, keepdim=True))
+        return asyncsgd.TensorData(rows, rows, self.batch_size, seed)
+
+    def outputs(self, model, batch):
+        return model(batch[0])
+
+    def loss(self, outputs, batch):
+        return (outputs - batch[1]).square().mean()
+
+
+if __name__ == "__main__":
+    rule = asyncsgd.parse_rule("ssp:slack=2")
+    asyncsgd.train(Line(), rule=rule, runtime=asyncsgd.Processes(3), samples=240, folder="run")
+"""
+"""A script that trains a model of one's own on processes."""
+
 
 def why_not():
     """Why hosts cannot be made here; empty where they can."""
@@ -148,6 +182,19 @@ class Hosts:
             local = ["--nproc-per-node", workers[host]]
             processes.append(self.start(host, TORCHRUN, *place, *local, *words, **variables_here))
         return processes
+
+    def come(self, host, *words, endpoint=0, most=3, workers=1, restarts=0, token=None):
+        """Start torchrun on one host, which takes part in a run of up to `most` hosts that come and go; its process.
+
+        Args:
+            endpoint: the host of torchrun's rendezvous.
+            restarts: how often torchrun starts all ranks again after one has failed.
+        """
+        place = f"--nnodes 1:{most} --rdzv-backend c10d --rdzv-id job --rdzv-conf last_call_timeout=2".split()
+        place += f"--rdzv-endpoint {self.addresses[endpoint]}:29400 --local-addr {self.addresses[host]}".split()
+        variables = {} if token is None else {"ASYNCSGD_TOKEN": token}
+        local = ["--nproc-per-node", workers, "--max-restarts", restarts]
+        return self.start(host, TORCHRUN, *place, *local, *words, **variables)
 
     def said(self, host):
         return (self.folders[host] / "out.txt").read_text(errors="replace")

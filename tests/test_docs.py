@@ -22,7 +22,7 @@ OF_OTHERS = re.findall(
     r"\S+",
     "--backend-store-uri --cpu --dist --index-url --logdir --master-addr --master-port --multi-gpu --na-prob-file "
     "--nnodes --no-browser --node-rank --num-processes --shm-size --rdzv-backend --rdzv-endpoint --rdzv-conf "
-    "--local-addr --nodes --ntasks-per-node --cpus-per-task --from-file",
+    "--local-addr --rdzv-id --max-restarts --nodes --ntasks-per-node --cpus-per-task --from-file",
 )
 """Flags of pip, pytest, torchrun, docker, ..."""
 

@@ -23,40 +23,6 @@ IN_TURNS = ["--rule", "ssp:slack=2"]
 """Nobody is done with the run before the workers of the other host have begun."""
 
 
-OWN_MODEL = """
-import dataclasses
-
-import torch
-
-import asyncsgd
-
-
-@dataclasses.dataclass(frozen=True)
-class Line(asyncsgd.Task):
-    batch_size: int = 4
-
-    def model(self, seed):
-        with asyncsgd.seeded(seed):
-            return torch.nn.Linear(3, 1)
-
-    def data(self, seed):
-        x = torch.arange(120.0).reshape(40, 3) / 120
-        rows = (x, x.sum(1, keepdim=True))
-        return asyncsgd.TensorData(rows, rows, self.batch_size, seed)
-
-    def outputs(self, model, batch):
-        return model(batch[0])
-
-    def loss(self, outputs, batch):
-        return (outputs - batch[1]).square().mean()
-
-
-if __name__ == "__main__":
-    rule = asyncsgd.parse_rule("ssp:slack=2")
-    asyncsgd.train(Line(), rule=rule, runtime=asyncsgd.Processes(3), samples=240, folder="run")
-"""
-
-
 @pytest.fixture
 def flags(gallery):
     words = f"--mode async --data {gallery}/train.txt --seq-len 32 --batch-size 4 --vocab-size 512 --eval-samples 8"
@@ -102,7 +68,7 @@ def test_workers_of_two_hosts_train_one_model_and_the_run_replays(flags, tmp_pat
 def test_a_script_with_a_model_of_one_s_own_trains_on_two_hosts(tmp_path):
     with hosts.Hosts(tmp_path) as two:
         for folder in two.folders:
-            (folder / "mine.py").write_text(OWN_MODEL)
+            (folder / "mine.py").write_text(hosts.OWN_MODEL)
         started = two.torchrun("mine.py", workers=(1, 2), tokens=(TOKEN, TOKEN))
         codes = [two.ended(process) for process in started]
         assert codes == [0, 0], two.said(0) + two.said(1)

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import os
 import platform
+import time
+from collections.abc import Callable
 from importlib import metadata
+from typing import Any
+
+from torch import distributed as dist
 
 from asyncsgd import __version__
 from asyncsgd.backends.addresses import address_of_interface, address_towards
-from asyncsgd.backends.launch import Launch
+from asyncsgd.backends.launch import Launch, PlaceOfHost
 from asyncsgd.backends.pair import Rendezvous
+from asyncsgd.core.awake import awake
+from asyncsgd.errors import RunError
 
 _DEADLINE_SECONDS = 60.0
 _MAX_INTERVAL_SECONDS = 5.0
@@ -41,6 +49,16 @@ def versions() -> dict[str, str]:
     return {"asyncsgd": __version__, "torch": metadata.version("torch").partition("+")[0], "python": python}
 
 
+def store_of_torchrun() -> tuple[str, int]:
+    """Address and port of the store in which all ranks meet."""
+    return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+
+
+def prefix_of_start() -> str:
+    """Of names in the store: no other start of the ranks by torchrun has it in the same store."""
+    return f"asyncsgd/{os.environ.get('TORCHELASTIC_RUN_ID')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT')}"
+
+
 @dataclasses.dataclass(frozen=True)
 class ThisHost:
     """This host among those of a run, as torchrun numbers them."""
@@ -53,26 +71,31 @@ class ThisHost:
     num_workers: int
     """The number of workers on this host."""
     leader: str
-    """The address of the host of rank 0, as torchrun was given it."""
-    port: int
-    """The port of torchrun's store on that host."""
+    """The address of the host of rank 0."""
+    store: tuple[str, int]
+    """The address and the port of torchrun's store."""
     prefix: str
     """The prefix of names in the store: it tells apart two starts by torchrun."""
+    is_agreed: bool = False
+    """Whether hosts come and go, and have agreed who leads; see `asyncsgd.backends.election`."""
 
     @classmethod
     def of_torchrun(cls, launch: Launch) -> ThisHost:
         """The host of this process, which is the first rank of it."""
         assert launch.rank is not None
-        environment = os.environ
-        attempt = f"{environment.get('TORCHELASTIC_RUN_ID')}/{environment.get('TORCHELASTIC_RESTART_COUNT')}"
+        store = store_of_torchrun()
+        here = launch.agreed
+        if here is None:
+            here = PlaceOfHost(int(os.environ["GROUP_RANK"]), int(os.environ["GROUP_WORLD_SIZE"]), store[0])
         return cls(
-            int(environment["GROUP_RANK"]),
-            int(environment["GROUP_WORLD_SIZE"]),
+            here.number,
+            here.num_hosts,
             launch.rank - launch.local_rank,
             launch.ranks_here,
-            environment["MASTER_ADDR"],
-            int(environment["MASTER_PORT"]),
-            f"asyncsgd/{attempt}",
+            here.leader,
+            store,
+            prefix_of_start(),
+            is_agreed=launch.agreed is not None,
         )
 
     @property
@@ -80,9 +103,49 @@ class ThisHost:
         """The workers of this host."""
         return range(self.first_worker, self.first_worker + self.num_workers)
 
+    def open_store(self) -> Any:
+        """The store in which hosts find each other, with the names of this start, in the process that leads.
+
+        Where torchrun has no store of its own, rank 0 opens it, for as long as it lives."""
+        if self.is_agreed:
+            return self.rendezvous("", b"").open()
+        store, _, _ = next(iter(dist.rendezvous("env://")))
+        return dist.PrefixStore(self.prefix, store)
+
     def rendezvous(self, address: str, token: bytes) -> Rendezvous:
         """Where this host and another one find each other. Gloo listens on `address` of this host."""
-        return Rendezvous("", (self.leader, self.port), self.prefix, address, token)
+        return Rendezvous("", self.store, self.prefix, address, token)
+
+
+def address_of_host(host: int, store: Any, until: float, stop: Callable[[], None]) -> str | None:
+    """Wait for the address that another host has written into the store. Nothing is sent there before it has proved
+    that it has the token.
+
+    Args:
+        until: the moment, of `asyncsgd.core.awake.awake`, until which it may come.
+        stop: raises when the user has asked to stop.
+
+    Returns:
+        The address. None: it has not come.
+
+    Raises:
+        RunError: if it is no address.
+    """
+    name = name_of_address(host)
+    while not store.check([name]):
+        stop()
+        if awake() > until:
+            return None
+        time.sleep(0.05)
+    try:
+        return str(ipaddress.ip_address(store.get(name).decode()))
+    except ValueError as error:
+        raise RunError(f"the address of host {host} is none ({error}); start the run again") from error
+
+
+def rendezvous_for_election(token: bytes) -> Rendezvous:
+    """Where hosts that come and go meet; see `asyncsgd.backends.election`."""
+    return Rendezvous("", store_of_torchrun(), f"{prefix_of_start()}/election", token=token)
 
 
 def own_address(interface: str | None, other: str) -> str:

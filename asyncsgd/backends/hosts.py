@@ -12,7 +12,7 @@ Each other host has a pair with rank 0, beside those of its workers:
     Lacking         ->                     where it lacks some of these; their files come as vectors
     Prepared        ->                     it has the same; or Refused, with the reason
     Alive           <->         Alive      every few seconds
-                    <-          Stop       all is over
+                    <-          Stop       all is over; or Unfinished, where the run is not done
     Stop            ->                     it has heard so
 
 A host that is silent for too long is lost, and with it its workers; a host that does not hear from rank 0 ends its
@@ -21,21 +21,30 @@ workers. Seconds in which this process stood still count for nobody."""
 from __future__ import annotations
 
 import contextlib
-import ipaddress
+import math
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Any
 
-from torch import distributed as dist
-
 from asyncsgd.backends import mirror
 from asyncsgd.backends.copies import ListedFolder
 from asyncsgd.backends.copies import send as send_files
-from asyncsgd.backends.host import SignsOfLife, ThisHost, name_of_address, own_address, versions
-from asyncsgd.backends.link import Alive, Begin, Gone, Hello, Lacking, Link, Message, Prepared, Refused, Stop
+from asyncsgd.backends.host import SignsOfLife, ThisHost, address_of_host, own_address, versions
+from asyncsgd.backends.link import (
+    Alive,
+    Begin,
+    Gone,
+    Hello,
+    Lacking,
+    Link,
+    Message,
+    Prepared,
+    Refused,
+    Stop,
+    Unfinished,
+)
 from asyncsgd.backends.pair import RENDEZVOUS_TIMEOUT, Pair, Rendezvous
 from asyncsgd.backends.segment import Segment
 from asyncsgd.core.awake import awake
@@ -70,8 +79,7 @@ class Hosts:
         self.this_host = this_host
         self._signs = signs
         self._tell = tell
-        # Under some launchers this call opens the store in which all meet. The store lives as long as this object.
-        self._store, _, _ = next(iter(dist.rendezvous("env://")))
+        self._store = this_host.open_store()
         self._rendezvous: dict[int, Rendezvous] = {}
         self._links: dict[int, Pair] = {}
         self._workers: dict[int, Pair] = {}
@@ -81,13 +89,19 @@ class Hosts:
         """What each other host has said of itself."""
         self._heard_at: dict[int, float] = {}
         """When each other host has last sent a sign of life, on the clock `awake`."""
+        self.is_unfinished = False
+        """Whether the run is not done when all is over."""
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         for host in range(1, this_host.num_hosts):
-            address = own_address(interface, self._address_of(host, check_stop))
+            there = self._address_of(host, check_stop)
+            if there is None:
+                continue
+            address = own_address(interface, there)
             self._rendezvous[host] = this_host.rendezvous(address, token)
             self._links[host] = Pair(self._rendezvous[host], f"host{host}", serves=True)
-        for host, hello in self._answers((Hello,), check_stop):
+        patience = signs.deadline if this_host.is_agreed else math.inf
+        for host, hello in self._answers((Hello,), check_stop, patience=patience):
             assert isinstance(hello, Hello)
             self.greetings[host] = hello
         self._check_versions()
@@ -120,24 +134,21 @@ class Hosts:
                 link.send(notice)
         for host, answer in self._answers((Prepared, Refused), check_stop, notice.folders):
             if isinstance(answer, Refused):
-                raise RunError(f"{self._called(host)}: {answer.reason}")
+                self._leave_out(host, f": {answer.reason}")
 
-    def connect_workers(self, segment: Segment, num_workers: int) -> dict[int, Link]:
+    def connect_workers(self, segment: Segment) -> dict[int, Link]:
         """Connect the workers of the other hosts, and watch these hosts from now on.
 
         Returns:
             A link to each of these workers. The worker's gradient, and its effect on running statistics, are received
             into the segment.
         """
-        for worker in range(num_workers):
-            if worker in self.this_host.workers:
-                continue
-            slot = [segment.slots[worker]]
-            if len(segment.statistics):
-                slot.append(segment.moved[worker])
-            self._workers[worker] = Pair(
-                self._rendezvous[self.host_of(worker)], f"worker{worker}", serves=True, slot=slot
-            )
+        for host, hello in self.greetings.items():
+            for worker in range(hello.first_worker, hello.first_worker + hello.num_workers):
+                slot = [segment.slots[worker]]
+                if len(segment.statistics):
+                    slot.append(segment.moved[worker])
+                self._workers[worker] = Pair(self._rendezvous[host], f"worker{worker}", serves=True, slot=slot)
         self._heard_at = dict.fromkeys(self._links, awake())
         self._thread = threading.Thread(target=self._watch, name="hosts", daemon=True)
         self._thread.start()
@@ -158,33 +169,41 @@ class Hosts:
         self._over.set()
         if self._thread is not None:
             self._thread.join()
+        last_word = Unfinished() if self.is_unfinished else Stop()
         for link in self._links.values():
             with contextlib.suppress(Gone):
-                link.send(Stop())
+                link.send(last_word)
         if self._thread is not None:  # only hosts that were watched answer `Stop`
             self._wait_for_answers_to_stop()
             self._wait_until_all_have_left()
 
-    def _address_of(self, host: int, check_stop: Callable[[], None]) -> str:
-        """The address that another host has written into the store. Nothing secret is sent to this address before the
-        host has proved that it has the token."""
-        store = dist.PrefixStore(self.this_host.prefix, self._store)
-        name = name_of_address(host)
-        began = time.monotonic()
-        has_told = False
-        while not store.check([name]):
-            check_stop()
-            waited = time.monotonic() - began
-            if waited > _WAIT_NOTICE_SECONDS and not has_told:
-                has_told = True
-                self._tell(f"waits for host {host}: type the same command there, with --node-rank {host}")
-            if waited > RENDEZVOUS_TIMEOUT.total_seconds():
-                raise RunError(f"host {host} has not come within {RENDEZVOUS_TIMEOUT}; start torchrun there as well")
-            time.sleep(0.05)
-        try:
-            return str(ipaddress.ip_address(store.get(name).decode()))
-        except ValueError as error:
-            raise RunError(f"the address of host {host} cannot be read ({error}); start the run again") from error
+    def _address_of(self, host: int, check_stop: Callable[[], None]) -> str | None:
+        """The address of another host, which the user may still have to start; None: it is left out."""
+        began = awake()
+        patience = self._signs.deadline if self.this_host.is_agreed else _WAIT_NOTICE_SECONDS
+        address = address_of_host(host, self._store, began + patience, check_stop)
+        if address is None and not self.this_host.is_agreed:
+            self._tell(f"waits for host {host}: type the same command there, with --node-rank {host}")
+            address = address_of_host(host, self._store, began + RENDEZVOUS_TIMEOUT.total_seconds(), check_stop)
+        if address is None:
+            self._leave_out(host, f" has not come within {RENDEZVOUS_TIMEOUT}; start torchrun there as well")
+        return address
+
+    def _leave_out(self, host: int, reason: str) -> None:
+        """Go on without a host that takes no part, where hosts come and go.
+
+        Args:
+            reason: what the host did, behind its name.
+
+        Raises:
+            RunError: where all hosts have to take part.
+        """
+        what = self._called(host) + reason
+        if not self.this_host.is_agreed:
+            raise RunError(what)
+        self._tell(f"note   {what}; the others go on without it")
+        self._links.pop(host, None)
+        self.greetings.pop(host, None)
 
     def _wait_for_answers_to_stop(self) -> None:
         """Wait until every host has heard that all is over, or is gone.
@@ -211,14 +230,14 @@ class Hosts:
 
     def _check_versions(self) -> None:
         ours = versions()
-        for host, hello in self.greetings.items():
+        for host, hello in list(self.greetings.items()):
             different = [name for name in ours if hello.versions.get(name) != ours[name]]
             if different:
                 there = ", ".join(f"{name} {hello.versions.get(name)}" for name in different)
                 here = ", ".join(f"{name} {ours[name]}" for name in different)
                 reason = f"it has {there}, and rank 0 has {here}; install the same there"
                 self._links[host].send(Refused(reason))
-                raise RunError(f"{self._called(host)}: {reason}")
+                self._leave_out(host, f": {reason}")
 
     def _called(self, host: int) -> str:
         hello = self.greetings.get(host)
@@ -229,18 +248,28 @@ class Hosts:
         kinds: tuple[type[Message], ...],
         check_stop: Callable[[], None],
         folders: Sequence[ListedFolder] = (),
+        patience: float = math.inf,
     ) -> list[tuple[int, Message]]:
         """Wait for the next message of every other host, and return these messages with the numbers of the hosts. A
         host that lacks some of `folders` is sent them first.
 
+        Args:
+            patience: the seconds after which a host that has said nothing is left out.
+
         Raises:
-            RunError: if a host is gone before it answers, or sends a message of another kind.
+            RunError: if a host is gone before it answers, or sends a message of another kind, and all have to take
+                part.
         """
         answers: list[tuple[int, Message]] = []
         waiting = dict(self._links)
+        until = awake() + patience
         while waiting:
             check_stop()
             wait([link.fileno() for link in waiting.values()], POLL_SECONDS)
+            if awake() > until:
+                for host in waiting:
+                    self._leave_out(host, " says nothing")
+                break
             for host, link in list(waiting.items()):
                 if not link.is_readable():
                     continue
@@ -250,11 +279,14 @@ class Hosts:
                         self._send_folders(host, message.folders, folders)
                         continue
                 except Gone as gone:
-                    raise RunError(f"{self._called(host)} does not take part: {gone}") from gone
-                if not isinstance(message, kinds):
-                    raise RunError(f"{self._called(host)} does not take part: it says {type(message).__name__}")
-                answers.append((host, message))
+                    del waiting[host]
+                    self._leave_out(host, f" does not take part: {gone}")
+                    continue
                 del waiting[host]
+                if isinstance(message, kinds):
+                    answers.append((host, message))
+                else:
+                    self._leave_out(host, f" does not take part: it says {type(message).__name__}")
         return answers
 
     def _send_folders(self, host: int, wanted: Sequence[int], folders: Sequence[ListedFolder]) -> None:
@@ -296,7 +328,7 @@ class Hosts:
 
 
 def _has_left(link: Pair) -> bool:
-    """Whether the other end has answered `Stop`, or is gone. Signs of life that came before are skipped."""
+    """Whether the other end has answered `Stop`, or is gone. SignsOfLife of life that came before are skipped."""
     try:
         while link.is_readable():
             if isinstance(link.receive(), Stop):

@@ -30,6 +30,7 @@ from asyncsgd import errors
 from asyncsgd.core.signals import held
 from asyncsgd.errors import UsageError
 from asyncsgd.records.best_effort import best_effort
+from asyncsgd.torchrun import MOST_HOSTS
 
 _TORCHRUN_VARIABLES = (
     "RANK",
@@ -39,6 +40,7 @@ _TORCHRUN_VARIABLES = (
     "GROUP_RANK",
     "MASTER_ADDR",
     "MASTER_PORT",
+    MOST_HOSTS,
 )
 """The variables that torchrun sets for its ranks. Processes that this library starts must not see them, or they would
 act as such ranks."""
@@ -46,6 +48,8 @@ _LOOK_SECONDS = 1.0
 """A process looks so often whether its launcher is still there."""
 _STOP_SECONDS = 30.0
 """When the launcher is gone, rank 0 has so long to stop the other ranks."""
+_NEW_START_SECONDS = 5.0
+"""See `wait_for_new_start`."""
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 TIMEOUT = datetime.timedelta(minutes=30)
 """The longest wait for another rank. A rank whose process has ended is noticed at once; this limit is for ranks that
@@ -63,11 +67,22 @@ one."""
 
 
 @dataclasses.dataclass(frozen=True)
+class PlaceOfHost:
+    """This host among those of a run."""
+
+    number: int
+    """0 for the host of rank 0."""
+    num_hosts: int
+    leader: str
+    """Address of the host of rank 0."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Launch:
     """How the script was started.
 
-    >>> Launch.read({}, 4, nproc_given=True)
-    Launch(num_workers=4, rank=None, local_rank=0, ranks_here=0)
+    >>> Launch.read({}, 4, nproc_given=True).num_workers
+    4
     >>> second = Launch.read({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_WORLD_SIZE": "2"}, 1, nproc_given=False)
     >>> second.several_hosts, second.leads
     (False, False)
@@ -76,12 +91,18 @@ class Launch:
     """
 
     num_workers: int
+    """Where hosts come and go: the most that there may be at a time."""
     rank: int | None
     """The rank that torchrun has given this process; None: this process starts its workers itself."""
     local_rank: int = 0
     """The number of this process among the ranks of its host."""
     ranks_here: int = 0
     """The number of ranks on this host; 0 if torchrun has started none."""
+    """Ranks of its host; 0 where torchrun has made none."""
+    is_elastic: bool = False
+    """Whether hosts come and go, with ``--nnodes MIN:MAX``."""
+    agreed: PlaceOfHost | None = None
+    """What hosts that come and go have agreed about this one. None: torchrun's numbers count."""
 
     @classmethod
     def read(cls, environment: Mapping[str, str], nproc: int, *, nproc_given: bool) -> Launch:
@@ -94,7 +115,8 @@ class Launch:
         """
         try:
             world_size = int(environment.get("WORLD_SIZE", "1"))
-            if world_size == 1:
+            most_hosts = environment.get(MOST_HOSTS)
+            if world_size == 1 and most_hosts is None:
                 return cls(nproc, None)
             rank = int(environment["RANK"])
             ranks_here = int(environment.get("LOCAL_WORLD_SIZE", world_size))
@@ -105,6 +127,14 @@ class Launch:
                 f"both. If they are left over from another program, type unset WORLD_SIZE RANK, otherwise start with "
                 f"torchrun"
             ) from error
+        if most_hosts is not None:
+            most_workers = nproc if nproc_given else int(most_hosts) * ranks_here
+            if world_size > most_workers:
+                raise UsageError(
+                    f"the launcher started {world_size} processes, more than --nproc {most_workers}, which is the most "
+                    f"workers that there may be with all hosts; type a larger one"
+                )
+            return cls(most_workers, rank, local_rank, ranks_here, is_elastic=True)
         if nproc_given and nproc != world_size:
             raise UsageError(
                 f"the launcher started {world_size} processes but --nproc is {nproc}; drop --nproc, or type "
@@ -119,7 +149,7 @@ class Launch:
 
     @property
     def several_hosts(self) -> bool:
-        return self.rank is not None and self.ranks_here != self.num_workers
+        return self.rank is not None and (self.is_elastic or self.ranks_here != self.num_workers)
 
     @property
     def leads_host(self) -> bool:
@@ -147,6 +177,15 @@ def refuse_ranks() -> None:
             "the launcher started several processes, and a study starts those of its runs itself; type python, not "
             "torchrun"
         )
+
+
+def wait_for_new_start(launch: Launch) -> None:
+    """Give torchrun some seconds to start this rank again, where hosts come and go; to be called before it ends.
+
+    When a host comes, torchrun ends the ranks of one host a moment before those of another one, which would fail for
+    want of the first, and torchrun would take that for a failure of their own."""
+    if launch.is_elastic:
+        time.sleep(_NEW_START_SECONDS)
 
 
 @functools.cache  # once in a process

@@ -64,6 +64,10 @@ class Stop(MessageBase):
     """Stop work. This is the last command to a worker."""
 
 
+class Unfinished(MessageBase):
+    """To a host, in place of `Stop`: all is over for now, and the run is not done."""
+
+
 class Ready(MessageBase):
     """The worker has built its model and waits for commands."""
 
@@ -173,6 +177,39 @@ class PartOfFile(Struct, array_like=True, forbid_unknown_fields=True):
     num_bytes: int
 
 
+class Claim(MessageBase):
+    """What a host has of a run in which hosts come and go."""
+
+    host: str
+    """Its name."""
+    num_ranks: int
+    address: str
+    """On which the others reach it."""
+    num_samples: int | None
+    """Of its newest checkpoint of the run; None: it has none."""
+    leader_before: str
+    """The name of the host that led when this one took part last; empty: it did not, or led itself."""
+    samples_before: int
+    """Of the checkpoint from which that host went on."""
+
+
+class Agreed(MessageBase):
+    """Which part a host has after hosts have come or gone."""
+
+    number: int
+    """Of the host; 0 leads."""
+    num_hosts: int
+    first: int
+    """Its first worker."""
+    leader: str
+    """Address of the host that leads."""
+    leader_name: str
+    num_samples: int
+    """Of the checkpoint from which the run goes on; 0: it begins."""
+    note: str
+    """What the leader tells the user; empty: nothing."""
+
+
 class Copy(MessageBase):
     """A checkpoint, for the host that keeps copies. The bytes of the parts follow as vectors."""
 
@@ -207,6 +244,9 @@ Message = (
     | Alive
     | Copy
     | CopyDone
+    | Claim
+    | Agreed
+    | Unfinished
 )
 
 

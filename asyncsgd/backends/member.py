@@ -13,7 +13,7 @@ from typing import Any
 from asyncsgd.backends import mirror
 from asyncsgd.backends.copies import ListedFolder, found_here, receive
 from asyncsgd.backends.host import SignsOfLife, ThisHost, name_of_address, own_address, versions
-from asyncsgd.backends.link import Alive, Begin, Gone, Hello, Lacking, Prepared, Refused, Stop
+from asyncsgd.backends.link import Alive, Begin, Gone, Hello, Lacking, Prepared, Refused, Stop, Unfinished
 from asyncsgd.backends.pair import Pair
 from asyncsgd.core.awake import awake
 from asyncsgd.core.limits import POLL_SECONDS
@@ -103,8 +103,8 @@ class Member:
         """The pair with rank 0 through which copies of checkpoints come."""
         return Pair(self.rendezvous, mirror.PAIR, serves=False)
 
-    def stay(self, left: Callable[[], str]) -> None:
-        """Exchange signs of life with rank 0, and return when it lets this host go.
+    def stay(self, left: Callable[[], str]) -> bool:
+        """Exchange signs of life with rank 0, and return when it lets this host go; whether the run is done.
 
         Args:
             left: says what is left of the run if rank 0 is lost.
@@ -120,9 +120,10 @@ class Member:
                     self._link.send(Alive())
                     sent = awake()
                 if wait([self._link.fileno()], POLL_SECONDS):
-                    if isinstance(self._link.receive(), Stop):
+                    message = self._link.receive()
+                    if isinstance(message, Stop | Unfinished):
                         self.answer(Stop())
-                        return
+                        return isinstance(message, Stop)
                     heard = awake()
             except Gone as gone:
                 raise RunError(self._lost(str(gone), left())) from gone

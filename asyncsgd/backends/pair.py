@@ -27,7 +27,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from asyncsgd.backends import seal
-from asyncsgd.backends.link import Gone, GradientFollows, Inherited, Link, encode
+from asyncsgd.backends.link import Gone, GradientFollows, Inherited, Link, Stop, encode
 from asyncsgd.backends.segment import Segment
 
 LOOPBACK = "127.0.0.1"
@@ -127,6 +127,8 @@ class Pair(Link):
         self._sending: seal.Seal | None = None
         self._receiving: seal.Seal | None = None
         self._is_open = False
+        self._leaves = False
+        """Whether the thread ends with the next message of the other end."""
         self._has_met = threading.Event()
         """Set when the other end has come, or is known to be gone."""
         self._lock = threading.Lock()
@@ -176,6 +178,13 @@ class Pair(Link):
         """Wait up to `seconds` until the thread has ended, as it does when the other end has left. A thread that comes
         out of gloo while the interpreter ends would end this process by a signal."""
         self._thread.join(seconds)
+
+    def leave(self) -> None:
+        """Say `Stop`, and end the pair as soon as the other end has said something too. Both do so where the processes
+        go on without the pair."""
+        self._leaves = True
+        with contextlib.suppress(Gone):
+            self.send(Stop())
 
     def give_up(self, reason: str) -> None:
         """Make `receive` at this end raise `Gone` with this reason. May be called from any thread."""
@@ -231,7 +240,7 @@ class Pair(Link):
                     self._post_bytes(payload)
                 self._is_open = True
             self._has_met.set()
-            while True:
+            while not self._leaves:
                 payload = self._receive_bytes()
                 # The message is not decoded here: `receive` decodes it, in another thread.
                 if self._slot and payload == encode(GradientFollows()):
@@ -239,6 +248,10 @@ class Pair(Link):
                         self.receive_vector(vector)
                 else:
                     self._handed_on.send_bytes(payload)
+            # Here and not in `leave`: a group that is gone never ends the wait for what it was sending.
+            with contextlib.suppress(Gone):
+                self.flush()
+            self._leave_group()
         except (seal.Untrusted, msgspec.ValidationError, msgspec.DecodeError) as error:
             self.give_up(str(error))
             self._leave_group()

@@ -11,6 +11,7 @@ from asyncsgd.backends.launch import Launch
 from asyncsgd.errors import UsageError, reason
 from asyncsgd.settings.flags import flag_of
 from asyncsgd.settings.groups import Output
+from asyncsgd.torchrun import OWN_STORE
 
 VARIABLE = "ASYNCSGD_TOKEN"
 MIN_TOKEN_BYTES = 32
@@ -29,6 +30,8 @@ def check_hosts(output: Output, launch: Launch, *, has_server: bool) -> None:
         if not launch.several_hosts:
             raise UsageError("--interface is for several hosts of torchrun; drop it")
         address_of_interface(output.interface)  # raises UsageError if there is none
+    if launch.is_elastic:
+        _check_elastic(has_server)
     if launch.several_hosts and has_server:
         token_of(output)
         if output.mirror is not None and not _takes_checkpoints(output):
@@ -37,6 +40,23 @@ def check_hosts(output: Output, launch: Launch, *, has_server: bool) -> None:
     for name in ("token_file", "trust_network", "worker_deadline", "mirror"):
         if getattr(output, name):
             raise UsageError(f"{flag_of(name)} is for --mode async on several hosts of torchrun; drop it")
+
+
+def _check_elastic(has_server: bool) -> None:
+    """Refuse what hosts that come and go cannot do.
+
+    Raises:
+        UsageError: with what to type.
+    """
+    if not has_server:
+        raise UsageError("ranks in step cannot come and go: --nnodes MIN:MAX is for --mode async; type --nnodes NUMBER")
+    if os.environ.get("TORCHELASTIC_RUN_ID", "none") == "none":
+        raise UsageError("with --nnodes MIN:MAX torchrun needs a name for the job; type --rdzv-id NAME as well")
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        raise UsageError(
+            f"with --nnodes MIN:MAX hosts that stay look for torchrun's store where it was before a host came; type "
+            f"{OWN_STORE}=1 in front of torchrun"
+        )
 
 
 def _takes_checkpoints(output: Output) -> bool:

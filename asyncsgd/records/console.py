@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from asyncsgd.records.best_effort import BestEffort, say
-from asyncsgd.records.events import Evaluation, Event, Fault, Membership, Parts, Record, RuleActed
+from asyncsgd.records.events import STOPPED, Evaluation, Event, Fault, Membership, Parts, Record, RuleActed
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.records.totals import Totals
 
@@ -102,7 +102,7 @@ class Recorder:
             delays = "-" if delay["max"] is None else f"{delay['p50']} / {delay['p95']} / {delay['max']}"
             loss = f"{record.loss:>10.4f}" if record.loss >= 0.1 else f"{record.loss:>10.3e}"
             self._tell(f"{record.total_samples:>10} {record.version:>9} {seconds:>9.1f} {loss} {rate:>10}   {delays}")
-        elif isinstance(record, Membership) and record.reason:
+        elif isinstance(record, Membership) and record.reason not in ("", STOPPED):
             self._tell(f"worker {record.worker} is lost: {record.reason}; the others go on")
         elif isinstance(record, Parts):
             self._tell(f"memory a batch is computed in {record.micro_batches} parts, {record.before} before")

@@ -50,7 +50,7 @@ def open_run_folder(run: Run, command: str) -> RunFolder:
     output = run.output
     path = Path(output.resume or output.run_dir or output.runs_dir)
     try:
-        if output.resume is not None or (output.run_dir is not None and _goes_on(path, run)):
+        if output.resume is not None or (output.run_dir is not None and goes_on(path, run)):
             return _open_again(path, run, f"{command}\nwhich made an earlier run longer")
         if output.run_dir is None:
             path = free_folder(path, _name_of(run))
@@ -136,10 +136,15 @@ def _name_of(run: Run) -> str:
     return f"{run.name}-{job.mode}-w{job.nproc}-s{job.seed}-{digest}"
 
 
-def _goes_on(path: Path, run: Run) -> bool:
+def goes_on(path: Path, run: Run) -> bool:
     """Whether the folder holds this run, with a checkpoint and not DONE."""
     begun = any(path.glob(_DESCRIPTIONS)) and (path / "settings.yaml").is_file() and not run.output.overwrite
     return begun and read_summary(path).get("status") != DONE and not differences(path, run)
+
+
+def samples_of_checkpoint(path: Path) -> int:
+    """How many samples had arrived at the newest checkpoint of a run that has one; it may be damaged."""
+    return max(int(file.stem) for file in path.glob(_DESCRIPTIONS))
 
 
 def differences(path: Path, run: Run) -> list[tuple[str, Any, Any]]:

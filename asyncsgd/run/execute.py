@@ -302,7 +302,7 @@ def _serve_workers(live: Live, segment: Segment, optimizer: Optimizer | StepTake
             if pipe is not None:
                 pipe.close()  # the worker has the only other end now, so its death is the end of the file
         if live.hosts is not None:
-            links |= live.hosts.connect_workers(segment, live.num_workers)
+            links |= live.hosts.connect_workers(segment)
         result = _serve(live, links, segment, optimizer, processes.how_it_ended)
         if result.status == INTERRUPTED:
             processes.stop_seconds = 1.0  # some may still be starting, and cannot hear that they should not

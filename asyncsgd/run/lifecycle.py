@@ -21,7 +21,7 @@ import torch
 
 from asyncsgd.backends.host import SignsOfLife, ThisHost
 from asyncsgd.backends.hosts import Hosts
-from asyncsgd.backends.launch import Launch, World, end_with_launcher, fork_server
+from asyncsgd.backends.launch import Launch, World, end_with_launcher, fork_server, wait_for_new_start
 from asyncsgd.backends.mirror import Sender
 from asyncsgd.backends.token import TRUSTED, token_of
 from asyncsgd.core.checkpoints import Found, Policy, Saver
@@ -163,7 +163,8 @@ def carry_out(
             if launch.several_hosts:
                 # torch.distributed, which synchronous ranks use, knows no token: their network is trusted.
                 this_host = ThisHost.of_torchrun(launch)
-                _check_mirror(run.output.mirror, this_host)
+                if not launch.is_elastic:
+                    _check_mirror(run.output.mirror, this_host)
                 token = token_of(run.output) if run.runtime.has_server else TRUSTED
                 signs = SignsOfLife.of(run.output.worker_deadline)
                 tell = _silent if quiet else say
@@ -232,6 +233,10 @@ def carry_out(
         except OSError as error:
             result = Result(FAILED, f"{where} cannot be written ({reason(error)})")
             summary = run.summary() | {"status": result.status, "message": result.message}
+        if live is not None and live.hosts is not None:
+            live.hosts.is_unfinished = result.status == INTERRUPTED
+    if result.status == FAILED:
+        wait_for_new_start(launch)
     return Ended(result, summary, live, unexpected)
 
 
@@ -243,6 +248,14 @@ def _check_mirror(mirror: int | None, this_host: ThisHost) -> None:
     """
     if mirror is not None and mirror >= this_host.num_hosts:
         raise UsageError(f"--mirror {mirror}: the other hosts are 1 to {this_host.num_hosts - 1}; type one of them")
+
+
+def _has_mirror(mirror: int, hosts: Hosts, tell: Callable[[str], None]) -> bool:
+    """Whether the host that is to keep copies is here; where hosts come and go it need not be."""
+    if mirror in hosts.greetings:
+        return True
+    tell(f"note   host {mirror} is not here now, so no copies of checkpoints are made")
+    return False
 
 
 def _silent(line: str) -> None:
@@ -380,8 +393,10 @@ def _open(
     saver = None
     if folder is not None:
         durable = None
-        if hosts is not None and run.output.mirror is not None:
+        if hosts is not None and run.output.mirror is not None and _has_mirror(run.output.mirror, hosts, tell):
             durable = Sender(hosts.mirror(run.output.mirror), run.output.mirror, folder.path, tell).send
+            if resume is not None:
+                durable(resume.checkpoint)  # an earlier copy has been set aside there
         saver = Saver(folder, policy, record, began, tell, durable)
     return Live(
         run=run,

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from asyncsgd.backends.copies import listed
 from asyncsgd.backends.host import SignsOfLife, ThisHost
-from asyncsgd.backends.launch import ChildProcesses, Launch, World, end_with_launcher
+from asyncsgd.backends.launch import ChildProcesses, Launch, World, end_with_launcher, wait_for_new_start
 from asyncsgd.backends.link import Begin, Prepared, Refused
 from asyncsgd.backends.member import Member
 from asyncsgd.backends.mirror import Keeper
@@ -71,6 +71,12 @@ _LEFT_THERE = (
 )
 
 
+_GOES_ON = (
+    "the hosts that are left go on from the newest checkpoint that lies on one of them, when torchrun starts them "
+    "again (--max-restarts) or the same command is typed again"
+)
+
+
 class Here(Struct, frozen=True, forbid_unknown_fields=True):
     """What the first rank of a host tells its other ranks."""
 
@@ -119,11 +125,14 @@ def follow_leader(
             for worker in this_host.workers:
                 processes.start(worker, serve, run.at(worker), member.rendezvous, worker)
             if keeper is None:
-                member.stay(lambda: _LEFT_THERE)
+                is_done = member.stay(lambda: _GOES_ON if launch.is_elastic else _LEFT_THERE)
             else:
                 keeper.start()
-                member.stay(lambda: _left_here(keeper, command))
+                is_done = member.stay(lambda: _GOES_ON if launch.is_elastic else _left_here(keeper, command))
+        if launch.is_elastic and not is_done:
+            raise RunError(f"{this_host.leader}, which leads, has stopped the run before it was done")
     except RunError as error:
+        wait_for_new_start(launch)
         print(f"host {this_host.number}: {error}", file=sys.stderr, flush=True)
         os._exit(1)  # gloo may still wait for somebody who is gone
     sys.stdout.flush()

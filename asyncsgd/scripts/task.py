@@ -23,6 +23,7 @@ from asyncsgd.tasks import class_named
 if TYPE_CHECKING:
     from asyncsgd.backends.launch import Launch
     from asyncsgd.run.run import Run
+    from asyncsgd.settings.groups import Output
     from asyncsgd.tasks.base import Task
 
 
@@ -65,14 +66,21 @@ class TaskScript:
         if not launch.is_needed(has_server=kind.has_server):
             return 0
         model = getattr(settings.task, "model_name", None)
-        if launch.leads_host and kind.has_server:
-            from asyncsgd.run.other_host import follow_leader
+        context = None
+        if kind.has_server and (launch.is_elastic or launch.leads_host):
             from asyncsgd.run.run import run_of
 
-            fork_server_here = fork_server(model, *kind.preload, *self.kind.preload)
+            context = fork_server(model, *kind.preload, *self.kind.preload)
             go_offline_of(settings)
             here = run_of(self.name, settings)
-            follow_leader(here, launch, fork_server_here, parsed.given, typed.line)
+            if launch.is_elastic:
+                from asyncsgd.run.elastic import agreed_launch
+
+                launch = agreed_launch(here, launch, folder_of_elastic(settings.output), stop.check)
+            if launch.leads_host:
+                from asyncsgd.run.other_host import follow_leader
+
+                follow_leader(here, launch, context, parsed.given, typed.line)
         if not launch.leads:
             for number in (signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)  # rank 0 hears it and stops the others in good order
@@ -83,8 +91,7 @@ class TaskScript:
 
             follow(run_of(self.name, settings), launch, parsed.given)
         announce(settings, launch)
-        context = None
-        if not kind.in_one_process and launch.starts_workers(has_server=kind.has_server):
+        if context is None and not kind.in_one_process and launch.starts_workers(has_server=kind.has_server):
             context = fork_server(model, *kind.preload, *self.kind.preload)  # its imports and ours go on side by side
         go_offline_of(settings)
         asked = self.run_of(settings)
@@ -115,6 +122,21 @@ class TaskScript:
         if folder is None or not (Path(folder) / RECEIVED).is_file():  # else the folder says where the data are
             settings.task.check_names()
         return run_of(self.name, settings)
+
+
+def folder_of_elastic(output: Output) -> Path:
+    """The folder of a run in which hosts come and go.
+
+    Raises:
+        UsageError: if it has no name of its own, or would not go on there.
+    """
+    if output.resume is not None:
+        raise UsageError(f"with --nnodes MIN:MAX a run goes on by itself; type --run-dir {output.resume}, not --resume")
+    if output.run_dir is None:
+        raise UsageError("with --nnodes MIN:MAX a run goes on in its folder; type --run-dir FOLDER on every host")
+    if output.overwrite:
+        raise UsageError("with --nnodes MIN:MAX a run goes on in its folder; drop --overwrite")
+    return Path(output.run_dir)
 
 
 def class_given(name: str | None) -> type[Task] | None:
