@@ -12,7 +12,6 @@ from doors import marked
 TOKEN = "0123456789abcdef" * 2
 REASON = hosts.why_not()
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.processes,
     pytest.mark.skipif(bool(REASON), reason=REASON),
 ]
@@ -53,6 +52,7 @@ def ends_well(all_hosts, host, num_batches, *task):
     assert "identical" in all_hosts.said(host)
 
 
+@pytest.mark.slow
 def test_a_host_comes_whose_address_sorts_first_and_the_one_with_the_folder_leads_on(tmp_path):
     runtime = "asyncsgd.Processes(2, speeds=asyncsgd.parse_speeds('constant:0.1'))"
     script = hosts.OWN_MODEL.replace("asyncsgd.Processes(3)", runtime).replace("samples=240", "samples=800")
@@ -71,6 +71,7 @@ def test_a_host_comes_whose_address_sorts_first_and_the_one_with_the_folder_lead
         ends_well(two, 1, 200, "--task", "mine:Line")
 
 
+@pytest.mark.hosts
 def test_a_host_that_is_lost_takes_nothing_along_and_comes_again(words, tmp_path):
     words += ["--samples", "2400", "--nproc", "3"]
     with hosts.Hosts(tmp_path, delay=0.005) as two:
@@ -88,6 +89,7 @@ def test_a_host_that_is_lost_takes_nothing_along_and_comes_again(words, tmp_path
         ends_well(two, 0, 600)
 
 
+@pytest.mark.hosts
 def test_where_the_leader_is_lost_the_mirror_leads_on(words, tmp_path):
     words += ["--samples", "1200", "--mirror", "1", "--checkpoint-every", "40", "--nproc", "2"]
     with hosts.Hosts(tmp_path, delay=0.005) as two:

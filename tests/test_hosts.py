@@ -14,7 +14,6 @@ from doors import marked
 TOKEN = "0123456789abcdef" * 2
 REASON = hosts.why_not()
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.processes,
     pytest.mark.skipif(bool(REASON), reason=REASON),
 ]
@@ -43,6 +42,7 @@ def has_trained(two, number=8):
     return path.exists() and path.read_text().count('"arrival"') >= number
 
 
+@pytest.mark.slow
 def test_workers_of_two_hosts_train_one_model_and_the_run_replays(flags, tmp_path):
     with hosts.Hosts(tmp_path, delay=0.01) as two:
         words = [*flags, *IN_TURNS, "--samples", "160"]
@@ -65,6 +65,7 @@ def test_workers_of_two_hosts_train_one_model_and_the_run_replays(flags, tmp_pat
         assert "identical" in two.said(0)
 
 
+@pytest.mark.slow
 def test_a_script_with_a_model_of_one_s_own_trains_on_two_hosts(tmp_path):
     with hosts.Hosts(tmp_path) as two:
         for folder in two.folders:
@@ -80,6 +81,7 @@ def test_a_script_with_a_model_of_one_s_own_trains_on_two_hosts(tmp_path):
         assert "identical" in two.said(0)
 
 
+@pytest.mark.hosts
 def test_what_a_host_lacks_comes_from_rank_0_once(gallery, tmp_path):
     words = [
         "--data",
@@ -112,6 +114,7 @@ def test_what_a_host_lacks_comes_from_rank_0_once(gallery, tmp_path):
         assert [path.read_bytes() for path in copied] == [first.read_bytes()]
 
 
+@pytest.mark.slow
 def test_a_host_with_another_token_is_refused_on_both_sides(flags, tmp_path):
     with hosts.Hosts(tmp_path) as two:
         started = two.torchrun(SCRIPT, *flags, "--samples", "64", tokens=(TOKEN, TOKEN[::-1]))
@@ -122,6 +125,7 @@ def test_a_host_with_another_token_is_refused_on_both_sides(flags, tmp_path):
         assert summary_of(two)["status"] == "FAILED"
 
 
+@pytest.mark.slow
 def test_a_lost_host_takes_its_workers_along_and_nothing_else(flags, tmp_path):
     with hosts.Hosts(tmp_path) as two:
         leader, _ = two.torchrun(SCRIPT, *flags, "--samples", "1600", tokens=(TOKEN, TOKEN))
@@ -136,6 +140,7 @@ def test_a_lost_host_takes_its_workers_along_and_nothing_else(flags, tmp_path):
         leader.send_signal(signal.SIGKILL)  # torchrun waits for minutes for the lost host
 
 
+@pytest.mark.slow
 def test_where_the_leader_is_lost_the_other_host_ends_and_says_what_is_left(flags, tmp_path):
     with hosts.Hosts(tmp_path) as two:
         _, other = two.torchrun(SCRIPT, *flags, "--samples", "100000", tokens=(TOKEN, TOKEN))
@@ -145,6 +150,7 @@ def test_where_the_leader_is_lost_the_other_host_ends_and_says_what_is_left(flag
         assert two.ended(other) != 0
 
 
+@pytest.mark.hosts
 def test_where_the_leader_is_lost_the_run_goes_on_from_the_mirror(gallery, tmp_path):
     """Without the leader's disk: its data are on no other host, but as copies."""
     words = "--mode async --data texts/train.txt --seq-len 32 --batch-size 4 --vocab-size 512 --eval-samples 8"
@@ -168,6 +174,7 @@ def test_where_the_leader_is_lost_the_run_goes_on_from_the_mirror(gallery, tmp_p
         assert "identical" in two.said(1)
 
 
+@pytest.mark.hosts
 def test_three_hosts_of_which_one_is_lost_and_one_has_other_instructions(flags, tmp_path):
     """The record names the hardware of each worker, and the replay asks for no more bits than it can have."""
     tokens = [TOKEN] * 3
@@ -194,6 +201,7 @@ def test_three_hosts_of_which_one_is_lost_and_one_has_other_instructions(flags, 
         assert "equal to rounding" in three.said(0)
 
 
+@pytest.mark.hosts
 def test_a_cut_of_twenty_seconds_loses_nobody(flags, tmp_path):
     in_step = ["--rule", "ssp:slack=0"]  # no worker goes on without the other
     with hosts.Hosts(tmp_path, delay=0.05, loss=0.01) as two:
@@ -208,6 +216,7 @@ def test_a_cut_of_twenty_seconds_loses_nobody(flags, tmp_path):
         assert [record["worker"] for record in arrivals_of(two)].count(1) == 10
 
 
+@pytest.mark.hosts
 def test_a_host_that_is_cut_off_for_longer_than_the_deadline_is_lost_on_both_sides(flags, tmp_path):
     in_step = ["--rule", "ssp:slack=0", "--worker-deadline", "4"]
     with hosts.Hosts(tmp_path) as two:
@@ -222,6 +231,7 @@ def test_a_host_that_is_cut_off_for_longer_than_the_deadline_is_lost_on_both_sid
         leader.send_signal(signal.SIGKILL)  # torchrun waits for minutes for the lost host
 
 
+@pytest.mark.hosts
 def test_a_run_that_ends_as_a_cut_ends_has_ended_on_both_hosts(flags, tmp_path):
     with hosts.Hosts(tmp_path, delay=0.05) as two:
         started = two.torchrun(SCRIPT, *flags, "--samples", "320", tokens=(TOKEN, TOKEN))
@@ -233,6 +243,7 @@ def test_a_run_that_ends_as_a_cut_ends_has_ended_on_both_hosts(flags, tmp_path):
         assert codes == [0, 0], two.said(0) + two.said(1)
 
 
+@pytest.mark.slow
 def test_ranks_in_step_find_each_other_where_a_hosts_own_name_is_of_no_use(flags, tmp_path):
     """And a host gets what rank 0 has prepared, and the checkpoint from which the run goes on."""
     words = ["sync" if word == "async" else word for word in flags] + ["--schedule", "constant"]
@@ -256,6 +267,7 @@ def test_ranks_in_step_find_each_other_where_a_hosts_own_name_is_of_no_use(flags
         assert two.said(1).count("from rank 0 (") == 1  # the checkpoint
 
 
+@pytest.mark.slow
 def test_a_torchrun_that_would_wait_in_silence_says_what_to_type(flags, tmp_path):
     with hosts.Hosts(tmp_path, by_debian=True) as two:
         form = f"--nnodes 2 --rdzv-backend c10d --rdzv-id a --rdzv-endpoint {two.addresses[0]}:29400".split()
