@@ -6,12 +6,13 @@ How is a folder of runs read?               read.py, places.py, runs.py
 What was planned and registered?            questions.py
 May two runs be compared?                   gate.py
 Which runs are a pair, and in what?         pairs.py, measure.py, scores.py, curves.py
-Which test, and which word?                 stats.py, judge.py
+Which questions are asked?                   judge.py, differences.py
+Which test, and which word?                 stats.py, answers.py
 What is said of it, and how far to trust?   verdict.py, trust.py
 How is it shown?                            tables.py, plots.py, gallery.py, page.py
 What has a special report besides?          special.py, comparison_sections.py, ways.py, dose_response.py, lab_notes.py,
                                             ladder.py, ladder_sections.py
 A study from Python                         load.py
 One file a command: compare, report, tasks, lab_notes, timeline, watch, candidates, language_model, parallelism,
-speed_ladder. crossing.py is of dose_response.py.
+speed_ladder. crossing.py is used by dose_response.py alone.
 """

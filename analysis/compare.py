@@ -180,11 +180,11 @@ def counted(done: int, runs: int, diverged: int) -> str:
 
 def notes(runs: DataFrame) -> list[str]:
     """What makes the numbers of one table less comparable than they look."""
-    from analysis.pairs import timing_caveats
-    from analysis.runs import where
+    from analysis.pairs import caveats_on_timing
+    from analysis.runs import rows_with
 
     lines = []
-    done = where(runs, status="DONE", diverged=False)
+    done = rows_with(runs, status="DONE", diverged=False)
     for row in rows_of(runs).itertuples():
         seeds = done.loc[done.index.intersection(row.names), "seed"].dropna()
         repeated = seeds[seeds.duplicated(keep=False)]
@@ -197,7 +197,7 @@ def notes(runs: DataFrame) -> list[str]:
     if len(counts) > 1 or (len(measured) > 1 and is_unknown):
         machines = sorted(f"{name or 'not known'} ({number} runs)" for name, number in counts.items())
         lines.append(f"WARNING: seconds of different machines must not be compared: {'; '.join(machines)}")
-    for caveat in timing_caveats(measured):
+    for caveat in caveats_on_timing(measured):
         lines.append(f"NOTE: {caveat}")
     return lines
 

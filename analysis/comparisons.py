@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from pandas import DataFrame
 
+from analysis.answers import MAX_UNEXPLAINED_SHARE, QuestionRow, answer_family, margin_in_words, question_of_numbers
 from analysis.curves import reached, unit_of
-from analysis.gate import MOST_LOAD, between, set_apart
-from analysis.judge import EXPLAINED, Tested, about_margin, answer, of_numbers
+from analysis.gate import MAX_OTHER_LOAD, compare_arms, settings_that_differ
 from analysis.measure import Measure
 from analysis.read import read as read_study
-from analysis.runs import where
+from analysis.runs import rows_with
 from analysis.stats import t_interval
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import FINISHED, read_json
@@ -150,7 +150,7 @@ def read(folder: Path) -> Comparisons:
 
 def of_arm(runs: DataFrame, comparison: str, model: str, arm: str) -> DataFrame:
     """The runs of one comparison, model and arm, in the order of their seeds."""
-    own = where(runs, comparison=comparison, model=model, arm=arm)
+    own = rows_with(runs, comparison=comparison, model=model, arm=arm)
     return own.set_index("seed", drop=False).sort_index()
 
 
@@ -202,21 +202,21 @@ def _row_alone(own: DataFrame, given: Mapping[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _judge(rows: list[dict[str, Any]], questions: list[Tested]) -> None:
+def _judge(rows: list[dict[str, Any]], questions: list[QuestionRow]) -> None:
     """Answer the questions of the arms of one comparison, which are a family, in their rows."""
     if not rows:
         return
-    for row, judged in zip(rows, answer(questions), strict=True):
+    for row, judged in zip(rows, answer_family(questions), strict=True):
         row["p_holm"] = judged.p_holm
         row["word"] = judged.word
-        if judged.margin > EXPLAINED * judged.gained:
+        if judged.margin > MAX_UNEXPLAINED_SHARE * judged.gained:
             refused = judged.refused.replace("margin_reasons", "margin_reason")  # as its own config calls it
-            row["about_margin"] = refused or about_margin(judged, row["reference"])
+            row["about_margin"] = refused or margin_in_words(judged, row["reference"])
 
 
 def _allowed_differences(arms: Mapping[str, Mapping[str, Any]], ours: str, theirs: str) -> set[str]:
     """The settings in which the config has two arms differ."""
-    return set_apart(_with_underscores(arms[ours]), _with_underscores(arms[theirs]))
+    return settings_that_differ(_with_underscores(arms[ours]), _with_underscores(arms[theirs]))
 
 
 def _with_underscores(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,25 +225,25 @@ def _with_underscores(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _beside_reference(
     ours: DataFrame, theirs: DataFrame, allowed_differences: set[str], given: Mapping[str, Any]
-) -> tuple[dict[str, Any], Tested | None]:
+) -> tuple[dict[str, Any], QuestionRow | None]:
     """The cells of an arm beside its reference, and what is asked of their losses, where anything is.
 
     Where their runs are not comparable, the reason is the only cell.
     """
-    gated = between(ours, theirs, allowed_differences)
-    if gated.unlike:
-        return {"word": "not comparable", "why": gated.unlike}, None
+    gated = compare_arms(ours, theirs, allowed_differences)
+    if gated.why_not_comparable:
+        return {"word": "not comparable", "why": gated.why_not_comparable}, None
     if (ours["diverged"] | theirs["diverged"]).any():
         return {}, None
     difference = t_interval(np.round(ours["loss"] - theirs["loss"], 12))  # without what only rounds
     ratios = ours["samples_per_second"] / theirs["samples_per_second"]
-    speed = t_interval(np.log(ratios.loc[gated.timed])).mapped(math.exp)
-    row = {"word": "undecided", "difference": difference, "no_speed": gated.untimed, "speed": speed}
+    speed = t_interval(np.log(ratios.loc[gated.timed_seeds])).mapped(math.exp)
+    row = {"word": "undecided", "difference": difference, "no_speed": gated.why_untimed, "speed": speed}
     is_constant = difference.n >= 2 and math.isnan(difference.low)
     if is_constant:
         return row, None
     gained = float((theirs["first_loss"] - theirs["loss"]).mean())
-    question = of_numbers(  # which says of one pair that there are too few seeds
+    question = question_of_numbers(  # which says of one pair that there are too few seeds
         ours["loss"],
         theirs["loss"],
         margin=float(given["margin"]),
@@ -266,7 +266,7 @@ def _costs(runs: DataFrame) -> dict[str, float]:
         else:
             busy_cores.append(math.nan)
     table = runs.assign(applying=np.array(applying) / runs["seconds"], busy_cores=busy_cores)
-    is_shared = table["other_load"] > MOST_LOAD
+    is_shared = table["other_load"] > MAX_OTHER_LOAD
     table.loc[is_shared, ["mfu", "busy_cores"]] = math.nan
     return {name: float(table[name].mean()) for name in COSTS}
 
@@ -284,7 +284,7 @@ def _grid(runs: DataFrame, measure: Measure, given: Mapping[str, Any], models: l
         if own.empty:
             continue
         first_of_length = first.setdefault((model, length), own)
-        gated = between(own, first_of_length, {"learning_rate", "batch_size"})
+        gated = compare_arms(own, first_of_length, {"learning_rate", "batch_size"})
         threshold = float(given["threshold"][model])
         alive = own[~own["diverged"]]
         times = []
@@ -303,7 +303,7 @@ def _grid(runs: DataFrame, measure: Measure, given: Mapping[str, Any], models: l
             "seconds": t_interval(times),
             "reached": len(times),
             "runs": len(own),
-            "why": gated.unlike or gated.untimed,
+            "why": gated.why_not_comparable or gated.why_untimed,
             "loss": t_interval(alive["loss"]),
             "samples_per_second": t_interval(alive["samples_per_second"]),
         }

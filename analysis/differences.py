@@ -12,22 +12,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from pandas import DataFrame
 
+from analysis.answers import TESTS, QuestionRow, answer_family
 from analysis.curves import unit_of
-from analysis.judge import TESTS, Tested, answer
 from analysis.measure import Measure, values_of
-from analysis.pairs import Pairs, pair_of
+from analysis.pairs import Pairs, TwoArms, pair_of
 from analysis.questions import Plan
 from analysis.stats import Array
 from asyncsgd.studies.config import Difference
 
 ENDPOINT = "loss_at_equal_samples"
 FAMILY = "differences"
-"""Of those that were registered."""
+"""The family of the registered differences of differences."""
 NO_ARMS = "no condition has one arm of each of these algorithms"
 
 
 class FourArms(NamedTuple):
-    """The arms of a difference of differences, by algorithm or by name, and the condition that has them."""
+    """The arms of (changed - unchanged) - (other - other_unchanged), by algorithm or by name, and their condition."""
 
     changed: str
     unchanged: str
@@ -45,13 +45,13 @@ def differences(runs: DataFrame, arms: DataFrame, measure: Measure, plan: Plan) 
         for four in found:
             asked.append(_question(runs, measure, plan, four))
         if not found:
-            algorithms = FourArms(*wanted.treatment, *wanted.reference)
-            asked.append(Tested(**_named(algorithms), nothing=NO_ARMS, unlike=True))
+            algorithms = FourArms(*wanted.treatment, *wanted.reference)  # each names (changed, unchanged)
+            asked.append(QuestionRow(**_names(algorithms), why_no_test=NO_ARMS, is_not_comparable=True))
     for row in asked:
-        is_exploratory = plan.exploratory or row.caveats
+        is_exploratory = plan.why_exploratory or row.caveats
         row.alpha = plan.registered.alpha
         row.family = "exploratory" if is_exploratory else FAMILY
-    judged = answer(asked) if asked else []
+    judged = answer_family(asked) if asked else []
     return DataFrame([vars(row) for row in judged], columns=TESTS)
 
 
@@ -92,42 +92,43 @@ def _found(wanted: Difference, arms: DataFrame) -> Iterator[FourArms]:
             yield FourArms(changed, unchanged, other, other_unchanged, str(group), clock)
 
 
-def _question(runs: DataFrame, measure: Measure, plan: Plan, four: FourArms) -> Tested:
+def _question(runs: DataFrame, measure: Measure, plan: Plan, four: FourArms) -> QuestionRow:
     """One question; the losses of all four arms are read at one place."""
-    where = (four.group, four.clock)
-    ours = pair_of(runs, (four.changed, four.unchanged, *where), plan)
-    theirs = pair_of(runs, (four.other, four.other_unchanged, *where), plan)
-    between = pair_of(runs, (four.unchanged, four.other_unchanged, *where), plan)
-    known = _named(four) | _limits(ours, theirs)
-    known["group"] = four.group
-    unlike = ours.unlike or theirs.unlike or between.unlike
-    if unlike:
-        return Tested(**known, nothing=unlike, unlike=True)
-    together = ours._replace(both=[*ours.both, *theirs.both])
-    losses = measure.losses(together, "samples")
-    nothing = losses.get("nothing", "")
+    condition = (four.group, four.clock)
+    ours = pair_of(runs, TwoArms(four.changed, four.unchanged, *condition), plan)
+    theirs = pair_of(runs, TwoArms(four.other, four.other_unchanged, *condition), plan)
+    across = pair_of(runs, TwoArms(four.unchanged, four.other_unchanged, *condition), plan)
+    columns = _names(four) | _limits(ours, theirs)
+    columns["group"] = four.group
+    why_not_comparable = ours.why_not_comparable or theirs.why_not_comparable or across.why_not_comparable
+    if why_not_comparable:
+        return QuestionRow(**columns, why_no_test=why_not_comparable, is_not_comparable=True)
+    all_pairs = ours._replace(run_pairs=[*ours.run_pairs, *theirs.run_pairs])  # so that all are read at one position
+    losses = measure.losses(all_pairs, "samples")
+    why_no_test = losses.get("why_no_test", "")
     ends = [losses["treatment_ends"], losses["reference_ends"]]
-    if not nothing and not np.isfinite(ends).all():
-        nothing = "a run diverged, so that it has no difference"
-    if nothing:
-        return Tested(**known, nothing=nothing)
+    if not why_no_test and not np.isfinite(ends).all():
+        why_no_test = "a run diverged, so that it has no difference"
+    if why_no_test:
+        return QuestionRow(**columns, why_no_test=why_no_test)
+    # a difference of values in [low, high] lies between low - high and high - low
     values = losses["treatment_ends"] - losses["reference_ends"][:, ::-1]
-    split = len(ours.both)
-    own = _by_seed(ours, values[:split])
-    others = _by_seed(theirs, values[split:])
-    seeds = [seed for seed in own if seed in others]
-    our_ends = np.array([own[seed] for seed in seeds]).reshape(-1, 2)
-    their_ends = np.array([others[seed] for seed in seeds]).reshape(-1, 2)
-    known |= values_of(our_ends, their_ends, seeds)
-    known["notes"] += losses["notes"]
-    return Tested(**known, between=losses.get("between", ""))
+    split = len(ours.run_pairs)
+    our_differences = _by_seed(ours, values[:split])
+    their_differences = _by_seed(theirs, values[split:])
+    seeds = [seed for seed in our_differences if seed in their_differences]
+    our_ends = np.array([our_differences[seed] for seed in seeds]).reshape(-1, 2)
+    their_ends = np.array([their_differences[seed] for seed in seeds]).reshape(-1, 2)
+    columns |= values_of(our_ends, their_ends, seeds)
+    columns["notes"] += losses["notes"]
+    return QuestionRow(**columns, between=losses.get("between", ""))
 
 
 def _limits(ours: Pairs, theirs: Pairs) -> dict[str, Any]:
     """The unit, and what limits either of two pairs, each once."""
     left_out = [side.left_out for side in (ours, theirs) if side.left_out]
     return {
-        "unit": unit_of(ours.both[0][0].details) if ours.both else "",
+        "unit": unit_of(ours.run_pairs[0][0].details) if ours.run_pairs else "",
         "left_out": "; ".join(dict.fromkeys(left_out)),
         "caveats": tuple(dict.fromkeys(ours.caveats + theirs.caveats)),
         "notes": tuple(dict.fromkeys(ours.notes + theirs.notes)),
@@ -136,11 +137,11 @@ def _limits(ours: Pairs, theirs: Pairs) -> dict[str, Any]:
 
 def _by_seed(pairs: Pairs, values: Array) -> dict[float, Array]:
     """Seed -> the two ends between which its difference lies."""
-    seeds = [run.seed for run, _ in pairs.both]
+    seeds = [run.seed for run, _ in pairs.run_pairs]
     return dict(zip(seeds, values, strict=True))
 
 
-def _named(arms: FourArms) -> dict[str, Any]:
+def _names(arms: FourArms) -> dict[str, Any]:
     return {
         "treatment": f"{arms.changed} - {arms.unchanged}",
         "reference": f"{arms.other} - {arms.other_unchanged}",

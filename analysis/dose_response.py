@@ -34,7 +34,7 @@ from pandas import DataFrame, Series
 from analysis import gallery, plots
 from analysis.crossing import Crossing, crossing_point
 from analysis.curves import Curve, curve, loss_at, lowest_held, on_common_looks, reached, unit_of
-from analysis.gate import Between, between, told_apart
+from analysis.gate import ArmsCompared, compare_arms, differences_by_design
 from analysis.page import Addition, Section, drawing, table
 from analysis.questions import Plan
 from analysis.read import read
@@ -131,15 +131,15 @@ def _check_comparable(runs: DataFrame, plan: Plan) -> None:
     """
     first, *others = [own.drop_duplicates("seed") for _, own in runs.groupby("arm", sort=False)]
     for own in others:
-        why = _between(own, first, plan).unlike
+        why = _between(own, first, plan).why_not_comparable
         if why:
             names = f"{own['arm'].iloc[0]} and {first['arm'].iloc[0]}"
             raise UsageError(f"the runs of {names} are not comparable: {why}")
 
 
-def _between(ours: DataFrame, theirs: DataFrame, plan: Plan) -> Between:
-    allowed_differences = told_apart(ours["arm"].iloc[0], theirs["arm"].iloc[0], plan)
-    return between(ours, theirs, allowed_differences)
+def _between(ours: DataFrame, theirs: DataFrame, plan: Plan) -> ArmsCompared:
+    allowed_differences = differences_by_design(ours["arm"].iloc[0], theirs["arm"].iloc[0], plan)
+    return compare_arms(ours, theirs, allowed_differences)
 
 
 def _untimed(runs: DataFrame, plan: Plan) -> dict[tuple[int, int], str]:
@@ -149,8 +149,8 @@ def _untimed(runs: DataFrame, plan: Plan) -> dict[tuple[int, int], str]:
         ours = own[own["algorithm"] == DELAYED]
         theirs = own[own["algorithm"] == REFERENCE]
         for (seed, _), pair in _between(ours, theirs, plan).pairs.items():
-            if pair.untimed:
-                reasons[delay, seed] = "; ".join(pair.untimed.values())
+            if pair.timing_refusals:
+                reasons[delay, seed] = "; ".join(pair.timing_refusals.values())
     return reasons
 
 

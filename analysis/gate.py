@@ -1,9 +1,9 @@
 """The gate: may two runs be compared? Their settings and what they began from must have the same meaning. Only the
 settings in which their arms are meant to differ may be unlike.
 
-An absent setting has its default, so a run from before a setting equals one after it. Rules, speeds, networks and churn
-are compared as objects, ``auto`` as what it became, data and models by fingerprint and not by path. What cannot be
-known, e.g. a function in a field of a task, is told and not refused.
+An absent setting has its default, so a run that was made before a setting existed equals a later one with its default.
+Rules, speeds, networks and churn are compared as objects, ``auto`` as what it became, data and models by fingerprint
+and not by path. What cannot be known, e.g. a function in a field of a task, is mentioned and not refused.
 
 The arms of a plan may differ in the settings that the plan gives them and in what tuning chose. Loose runs may differ
 in mode, rule, number of workers and the settings that the reader names. Both may differ in what follows from these.
@@ -12,23 +12,27 @@ in mode, rule, number of workers and the settings that the reader names. Both ma
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
 from pandas import DataFrame
 
+from analysis.meanings import (
+    NOT_KNOWN,
+    asked_of,
+    asked_or_default,
+    default_of,
+    meaning,
+    meanings_in_runs,
+    means_the_same,
+)
 from analysis.questions import Plan
-from analysis.runs import RunRow, each
+from analysis.runs import MACHINE, RunRow, each
 from asyncsgd.settings.flags import specs_of
-from asyncsgd.settings.groups import ONLY, Budget, Defaults, Job, Machine, Output, Steps
-from asyncsgd.settings.yaml_reader import ABOUT_THE_RUN, OPTIMIZER_OPTIONS
-from asyncsgd.simulation.churn import parse_churn
-from asyncsgd.simulation.speeds import parse_network, parse_speeds
-from asyncsgd.tasks import TASKS, task_class
+from asyncsgd.settings.groups import MEANINGFUL_FOR, Budget, Job, Machine, Steps
 
-TOLD = (
+MENTIONED = (
     "device",
     "machine",
     "torch",
@@ -46,9 +50,9 @@ TOLD = (
     "evaluate_at",
     "keep_best",
 )
-"""Settings that change a loss only by rounding or by other draws of dropout. A difference in one of them is told and
-does not stop a comparison. Micro-batches are an exception where a layer normalises over the batch: they change more."""
-TIMED = (
+"""Settings that change a loss only by rounding or by other draws of dropout. A difference in one of them is mentioned
+and does not stop a comparison. Micro-batches change more where a layer normalises over the batch."""
+CHANGES_SECONDS = (
     "device",
     "machine",
     "torch",
@@ -59,10 +63,11 @@ TIMED = (
     "prefetch",
     "transport",
 )
-"""Those of them that also change the seconds of a training. Where one differs, measured seconds are not compared."""
-MOST_LOAD = 0.1
+"""Those of `MENTIONED` that also change the seconds of a training. Where one differs, measured seconds are not
+compared."""
+MAX_OTHER_LOAD = 0.1
 """Share of the cores that others may have had while seconds were measured."""
-BEGAN = {
+START_COLUMNS = {
     "task": "task",
     "task_class": "class of the task",
     "model": "model",
@@ -76,307 +81,204 @@ BEGAN = {
     "initial_model": "initial parameters with the head",
 }
 """Columns that say what a run begins from, in words. Runs of two arms may not differ in them."""
-NOT_IN_EVERY_RUN = ("model", "evaluation", "terms", "from_scratch")
-"""Columns of `BEGAN` that may be empty for a task. Two empty values count as equal."""
+MAY_BE_EMPTY = ("model", "evaluation", "terms", "from_scratch")
+"""Columns of `START_COLUMNS` that may be empty for a task. Two empty values count as equal."""
 RECORDED_LATER = ("task_class", "train_data", "candidates", "initial_model")
-"""Columns of `BEGAN` that older runs do not record. They are compared only where both runs have a value."""
-OF_A_PARENT = ("model", "start", "initial_model", "from_scratch")
-"""Columns of `BEGAN` in which fine-tunings may differ, because their pretrainings do."""
-MACHINE = {
-    "machine": "machine",
-    "device": "device",
-    "threads": "threads a worker",
-    "torch": "torch",
-    "commit": "commit",
-}
-"""Columns of where runs were made, in words."""
-BY_FINGERPRINT = ("data", "data_name", "eval_data", "split", "model", "model_name", "candidates")
-NOT_COMPARED = frozenset(
-    (*specs_of(Output), *BY_FINGERPRINT, *MACHINE, *ABOUT_THE_RUN, "seed", "problem_seed", "predictions")
-)
-"""Settings that are compared as facts, and those that say where something lies."""
-ALGORITHM = ("mode", "rule", "nproc")
-"""Settings that tell arms wherever runs come from."""
+"""Columns of `START_COLUMNS` that older runs do not record. They are compared only where both runs have a value."""
+SET_BY_PARENT = ("model", "start", "initial_model", "from_scratch")
+"""Columns of `START_COLUMNS` in which fine-tunings may differ, because their pretrainings do."""
+MAY_ALWAYS_DIFFER = ("mode", "rule", "nproc")
+"""Settings in which any two arms may differ, with a plan or without."""
 BUDGET = ("samples", "epochs", "seconds")
-NOT_KNOWN = "not known"
-SAME_START = 1e-3
+FIRST_LOSS_RTOL = 1e-3
 """By which share of their mean size the losses at update 0 of one model on one evaluation set may differ."""
-SMALLEST = 1e-6
-"""By how many nats such losses may differ beside that share, for losses near 0."""
-_WITHOUT_TEXT = re.compile(r"<.* at 0x[0-9a-f]+>|^<[\w ]+>$")
-"""Matches the text of an object that does not say its value, such as ``<function f at 0x7f00>``."""
-_READ: Mapping[str, Callable[[str], Any]] = {
-    "speeds": parse_speeds,
-    "network": parse_network,
-    "churn": lambda text: sorted(map(str, parse_churn(text))),
-}
+FIRST_LOSS_ATOL = 1e-6
+"""By how many nats such losses may differ in addition to that share, for losses near 0."""
 
 
-RESOLVED = ("rule", "transport", "micro_batches", "batch_size", "sample_order", "normalises_over_batch")
+class RunsCompared(NamedTuple):
+    """In what two runs differ: a key for each difference, with what is said of it."""
 
-
-def asked_of(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run was asked for, by setting, from settings.yaml and what summary.json resolves.
-
-    >>> asked_of({"width": 8, "optimizer": "Adagrad", "optimizer_options": {"eps": 1e-8}, "seed": 1}, {})
-    {'width': 8, 'optimizer': 'Adagrad', 'eps': 1e-08}
-    """
-    asked = {**settings, **(settings.get(OPTIMIZER_OPTIONS) or {})}
-    for key in RESOLVED:
-        if summary.get(key) is not None:
-            asked[key] = summary[key]
-    return {key: value for key, value in asked.items() if key not in NOT_COMPARED}
-
-
-def default_of(key: str, asked: Mapping[str, Any], task: str) -> Any:
-    """What the absence of a setting means beside the others of its run."""
-    kind: Any = task_class(task) if task in TASKS else None
-    defaults = Defaults() if kind is None else kind.defaults
-    has_samples = asked.get("samples") is not None or asked.get("epochs") is not None
-    if key == "learning_rate":
-        return defaults.rate(str(asked.get("optimizer", "adamw")))
-    if key == "schedule":
-        return defaults.schedule_of(has_samples)
-    if key == "warmup":
-        return defaults.warmup_of(has_samples)
-    if key == "speeds" and asked.get("clock") == "virtual":
-        return "constant:1"
-    if key in ("weight_decay", "clip_norm"):
-        return getattr(defaults, key)
-    for part in (Job, Budget, Steps, Machine, kind):
-        if part is not None and key in specs_of(part):
-            return specs_of(part)[key].default
-    return NOT_KNOWN
-
-
-def _asked_or_default(key: str, run: Any) -> Any:
-    """The value of a setting of a run."""
-    if key in run.asked:
-        return run.asked[key]
-    return default_of(key, run.asked, run.task)
-
-
-def meanings(key: str, runs: Sequence[Any]) -> list[str]:
-    """The value of a setting in each of `runs` as a text, which is equal where the value means the same."""
-    texts = [_meaning(key, _asked_or_default(key, run)) for run in runs]
-    if key == "rule" and len(set(texts)) > 1:
-        from asyncsgd.rules import parse_rule  # torch takes a second to import
-
-        texts = [_parsed(parse_rule, text) for text in texts]
-    return texts
-
-
-def _meaning(key: str, value: Any) -> str:
-    if value is None:
-        return ""
-    text = str(value)
-    if _WITHOUT_TEXT.search(text):
-        return NOT_KNOWN
-    if key in _READ:
-        return _parsed(_READ[key], text)
-    try:
-        return repr(float(text))
-    except ValueError:
-        return text.casefold() if key == "optimizer" else text
-
-
-def means_the_same(key: str, here: Any, there: Any) -> bool:
-    """Whether two values of a setting mean the same.
-
-    >>> means_the_same("samples", "1e3", 1000), means_the_same("speeds", "constant", "constant:1")
-    (True, True)
-    """
-    return _meaning(key, here) == _meaning(key, there)
-
-
-def _parsed(parse: Callable[[str], Any], text: str) -> str:
-    try:
-        return str(parse(text))
-    except Exception:  # what somebody wrote into a file, or a rule of their own
-        return text
-
-
-def spelled_alike(key: str, texts: Iterable[str]) -> list[str]:
-    """The texts of a setting, of which those that mean the same are the same, the shortest of them.
-
-    >>> spelled_alike("speeds", ["slow:factor=3,worker=0", "slow:worker=0,factor=3,seconds=1.0"])
-    ['slow:factor=3,worker=0', 'slow:factor=3,worker=0']
-    """
-    known = list(texts)
-    spelled: dict[str, str] = {}
-    for text in sorted(set(known), key=len):
-        spelled.setdefault(_meaning(key, text), text)
-    return [spelled[_meaning(key, text)] for text in known]
-
-
-class Compared(NamedTuple):
-    """What two runs do not have in common, each a key with what is said of it."""
-
-    refused: Mapping[str, str]
+    refusals: dict[str, str]
     """Why nothing of the two runs is compared."""
-    untimed: Mapping[str, str]
+    timing_refusals: dict[str, str]
     """Why their measured seconds are not compared. It is empty for two runs on the virtual clock."""
-    told: Mapping[str, tuple[str, str]]
-    """In what they differ beside the algorithm, with both values."""
+    mentions: dict[str, tuple[str, str]]
+    """Differences that are mentioned and do not stop a comparison, with both values."""
 
 
-def compared(ours: RunRow, theirs: RunRow, apart: set[str], *, tuned: bool = False) -> Compared:
-    """Two runs of a seed.
+def compare_runs(ours: RunRow, theirs: RunRow, allowed: set[str], *, fine_tuned: bool = False) -> RunsCompared:
+    """In what two runs of one seed differ.
+
+    A difference is refused, or it is mentioned, or it is mentioned and their seconds are not compared. What follows
+    from an allowed difference is none of these.
 
     Args:
-        apart: of `told_apart`, the settings in which they may differ.
-        tuned: whether they are fine-tunings, which differ in what they start from.
+        allowed: the settings in which the runs may differ, as `differences_by_design` gives them.
+        fine_tuned: whether they are fine-tunings, which differ in what they start from.
     """
     both = (ours, theirs)
-    refused: dict[str, str] = {}
-    untimed: dict[str, str] = {}
-    told: dict[str, tuple[str, str]] = {}
-    for column, words in BEGAN.items():
-        if (tuned and column in OF_A_PARENT) or _began_alike(column, ours, theirs):
+    found = RunsCompared({}, {}, {})
+    for column, words in START_COLUMNS.items():
+        if (fine_tuned and column in SET_BY_PARENT) or _began_alike(column, ours, theirs):
             continue
         here, there = (_shown(column, getattr(run, column)) for run in both)
-        if column == "train_data" and _told_by_the_task(both, apart):
-            told[words] = (here, there)
+        # a task makes other training data where the arms differ in a field of the task
+        if column == "train_data" and _differ_in_the_task(both, allowed):
+            found.mentions[words] = (here, there)
         else:
-            refused[column] = _both(words, both, (here, there))
-    settings = {*ours.asked, *theirs.asked} - {"normalises_over_batch"}
-    for key in sorted(settings, key=_place):
-        texts = meanings(key, both)
-        if texts[0] == texts[1] != NOT_KNOWN:
+            found.refusals[column] = _both(words, both, (here, there))
+    _compare_settings(both, allowed, found)
+    _compare_machines(both, allowed, found)
+    if ours.clock == theirs.clock == "virtual":
+        found.timing_refusals.clear()
+    if not (fine_tuned or found.refusals) and not _evaluated_alike(ours, theirs):
+        values = [f"{run.first_loss:.6g}" for run in both]
+        found.refusals["first_loss"] = f"evaluated unlike: {_both('the loss at update 0', both, values)}"
+    return found
+
+
+def _compare_settings(both: tuple[RunRow, RunRow], allowed: set[str], found: RunsCompared) -> None:
+    """Add to `found` the settings of two runs that differ, or are not known."""
+    settings = {*both[0].asked, *both[1].asked} - {"normalises_over_batch"}
+    for key in sorted(settings, key=_budgets_first):
+        texts = meanings_in_runs(key, both)
+        is_known = NOT_KNOWN not in texts
+        if (is_known and texts[0] == texts[1]) or _follows(key, both, allowed):
             continue
         shown = _values(key, both, texts)
-        follows = _follows(key, both, apart)
-        may_differ = follows or key in apart or NOT_KNOWN in texts or _only_rounds(key, both)
-        if not may_differ:
-            refused[key] = _both(key, both, shown)
+        if is_known and key not in allowed and not _only_rounds(key, both):
+            found.refusals[key] = _both(key, both, shown)
             continue
-        if not follows and key not in ALGORITHM:
-            told[key] = (shown[0], shown[1])
-        if key in TIMED and key not in apart and not follows:
-            untimed[key] = _both(key, both, shown)
+        if key not in MAY_ALWAYS_DIFFER:
+            found.mentions[key] = (shown[0], shown[1])
+        if key in CHANGES_SECONDS and key not in allowed:
+            found.timing_refusals[key] = _both(key, both, shown)
+
+
+def _compare_machines(both: tuple[RunRow, RunRow], allowed: set[str], found: RunsCompared) -> None:
+    """Add to `found` in what two machines differ, the clocks, and what other programs used of the machines."""
+    ours, theirs = both
     for column, words in MACHINE.items():
-        here, there = (_where(column, run, apart) or NOT_KNOWN for run in both)
+        here, there = (_machine_value(column, run, allowed) or NOT_KNOWN for run in both)
         # two machines that are not known may be different ones
         is_unknown_machine = column == "machine" and here == NOT_KNOWN
         if here == there and not is_unknown_machine:
             continue
-        follows = column == "threads" and ours.workers != theirs.workers  # they share the cores
-        if column in TIMED and column not in apart and not follows:
-            untimed[column] = _both(words, both, (here, there))
+        follows = column == "threads" and ours.workers != theirs.workers  # the workers of a run share the cores
+        if column in CHANGES_SECONDS and column not in allowed and not follows:
+            found.timing_refusals[column] = _both(words, both, (here, there))
         if here != there:
-            told[column] = (here, there)
+            found.mentions[column] = (here, there)
     if ours.clock != theirs.clock:
-        untimed["clock"] = _both("clock", both, (ours.clock, theirs.clock))
+        found.timing_refusals["clock"] = _both("clock", both, (ours.clock, theirs.clock))
     for run in both:
-        if run.other_load > MOST_LOAD:
+        if run.other_load > MAX_OTHER_LOAD:
             used = f"{100 * run.other_load:.0f} % of the machine"
-            untimed[f"load of {run.arm}"] = f"other programs used {used} during {run.run}"
-    if ours.clock == theirs.clock == "virtual":
-        untimed = {}
-    if not (tuned or refused) and not _evaluated_alike(ours, theirs):
-        values = [f"{run.first_loss:.6g}" for run in both]
-        refused["first_loss"] = f"evaluated unlike: {_both('the loss at update 0', both, values)}"
-    return Compared(refused, untimed, told)
+            found.timing_refusals[f"load of {run.arm}"] = f"other programs used {used} during {run.run}"
 
 
-class Between(NamedTuple):
+class ArmsCompared(NamedTuple):
     """How the runs of two arms compare."""
 
-    pairs: Mapping[tuple[Any, int], Compared]
-    """By seed, and its repetition."""
+    pairs: Mapping[tuple[Any, int], RunsCompared]
+    """(seed, n) -> how the n-th runs of the seed in both arms compare."""
 
     @property
-    def unlike(self) -> str:
+    def why_not_comparable(self) -> str:
         """Why nothing of the arms is compared; empty where it is."""
-        return each_once(one.refused for one in self.pairs.values())
+        return each_once(pair.refusals for pair in self.pairs.values())
 
     @property
-    def untimed(self) -> str:
+    def why_untimed(self) -> str:
         """Why measured seconds of some pairs are not compared; empty where they are."""
-        return each_once(one.untimed for one in self.pairs.values())
+        return each_once(pair.timing_refusals for pair in self.pairs.values())
 
     @property
-    def timed(self) -> list[Any]:
+    def timed_seeds(self) -> list[Any]:
         """The seeds whose seconds are compared."""
-        return [seed for (seed, _), one in self.pairs.items() if not one.untimed]
+        return [seed for (seed, _), pair in self.pairs.items() if not pair.timing_refusals]
 
 
-def between(ours: DataFrame, theirs: DataFrame, apart: set[str], *, tuned: bool = False) -> Between:
+def compare_arms(ours: DataFrame, theirs: DataFrame, allowed: set[str], *, fine_tuned: bool = False) -> ArmsCompared:
     """How two arms compare, by the seeds that both have; the n-th run of a seed with the n-th of the other arm.
 
     Args:
         ours, theirs: rows of `runs`.
-        apart, tuned: as `compared` takes them.
+        allowed, fine_tuned: as `compare_runs` takes them.
     """
-    own = _by_seed(ours)
-    others = _by_seed(theirs)
-    seeds = own.index.intersection(others.index)
+    our_runs = _by_seed(ours)
+    their_runs = _by_seed(theirs)
+    keys = our_runs.index.intersection(their_runs.index)
     pairs = {}
-    for seed, run, other in zip(seeds, each(own.loc[seeds]), each(others.loc[seeds]), strict=True):
-        pairs[seed] = compared(run, other, apart, tuned=tuned)
-    return Between(pairs)
+    for key, run, other in zip(keys, each(our_runs.loc[keys]), each(their_runs.loc[keys]), strict=True):
+        pairs[key] = compare_runs(run, other, allowed, fine_tuned=fine_tuned)
+    return ArmsCompared(pairs)
 
 
 def _by_seed(runs: DataFrame) -> DataFrame:
-    """The runs by seed and how many of the seed come before."""
+    """The runs with the index (seed, n) of the n-th run of a seed."""
     seeds = runs["seed"].to_numpy()
     nth = runs.groupby(seeds, dropna=False).cumcount()
     return runs.set_index([seeds, nth.to_numpy()])
 
 
-def each_once(reasons: Iterable[Mapping[str, str]]) -> str:
-    """One reason for each key, that of the first pair that has it."""
-    known: dict[str, str] = {}
-    for own in reasons:
-        known = {**own, **known}
-    return "; ".join(known.values())
+def each_once(reasons_of_pairs: Iterable[Mapping[str, str]]) -> str:
+    """One reason for each key, that of the first pair that has it; those that only later pairs have come first."""
+    first: dict[str, str] = {}
+    for reasons in reasons_of_pairs:
+        first = {**reasons, **first}
+    return "; ".join(first.values())
 
 
-def told_apart(ours: str, theirs: str, plan: Plan) -> set[str]:
-    """The settings that tell two arms: in these their runs may differ."""
+def differences_by_design(ours: str, theirs: str, plan: Plan) -> set[str]:
+    """The settings in which the runs of two arms may differ."""
     if not plan.runs:
-        return {*ALGORITHM, *plan.apart}
-    return set_apart(plan.tuned_settings_of(ours), plan.tuned_settings_of(theirs))
+        return {*MAY_ALWAYS_DIFFER, *plan.arms_differ_in}
+    return settings_that_differ(plan.tuned_settings_of(ours), plan.tuned_settings_of(theirs))
 
 
-def set_apart(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> set[str]:
-    """The settings that tell arms of which these are the settings, in any of their shapes."""
-    own = asked_of(ours, {})
-    others = asked_of(theirs, {})
-    apart = {key for key in {*own, *others} if not means_the_same(key, own.get(key), others.get(key))}
-    return {*ALGORITHM} | apart
+def settings_that_differ(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> set[str]:
+    """The settings in which two arms with these settings may differ: those that are unlike, and `MAY_ALWAYS_DIFFER`."""
+    our_values = asked_of(ours, {})
+    their_values = asked_of(theirs, {})
+    different = set(MAY_ALWAYS_DIFFER)
+    for key in {*our_values, *their_values}:
+        if not means_the_same(key, our_values.get(key), their_values.get(key)):
+            different.add(key)
+    return different
 
 
 def _only_rounds(key: str, both: Sequence[RunRow]) -> bool:
-    """Whether a setting is of `TOLD`; micro-batches are not where a layer normalises over the batch."""
+    """Whether a setting is in `MENTIONED`; micro-batches count only where no layer normalises over the batch."""
     by_batch = any(run.asked.get("normalises_over_batch") for run in both)
-    return key in TOLD and not (key == "micro_batches" and by_batch)
+    return key in MENTIONED and not (key == "micro_batches" and by_batch)
 
 
-def _follows(key: str, both: Sequence[RunRow], apart: set[str]) -> bool:
+def _follows(key: str, both: Sequence[RunRow], allowed: set[str]) -> bool:
     """Whether a setting differs only because others do in which the arms may differ.
 
     That is so for a setting that has a meaning for some modes or optimizers alone, where one of the runs has another
     mode or optimizer. It is also so where both runs have the default that follows from their optimizer or budget.
     """
-    other, allowed = ONLY.get(key, ("", ()))
-    if key == "micro_batches":  # a pipeline cuts its batches
+    other, values = MEANINGFUL_FOR.get(key, ("", ()))
+    if key == "micro_batches":  # a pipeline always has micro-batches, in another mode they are a choice
         other = "mode"
-        allowed = ("single", "sync", "async", "hogwild")
-    if other in apart and not all(run.asked.get(other) in allowed for run in both):
+        values = ("single", "sync", "async", "hogwild")
+    if other in allowed and not all(run.asked.get(other) in values for run in both):
         return True
-    if key not in ("learning_rate", "schedule", "warmup") or not apart & {"optimizer", *BUDGET}:
+    if key not in ("learning_rate", "schedule", "warmup") or not allowed & {"optimizer", *BUDGET}:
         return False
-    defaults = [_meaning(key, default_of(key, run.asked, run.task)) for run in both]
-    return meanings(key, both) == defaults
+    defaults = [meaning(key, default_of(key, run.asked, run.task)) for run in both]
+    return meanings_in_runs(key, both) == defaults
 
 
-def _told_by_the_task(both: Sequence[RunRow], apart: set[str]) -> bool:
-    """Whether a field of the task tells the arms, such as one of augmentation; training data may follow from it."""
-    of_the_task = apart - {"batch_size"}
-    for part in (Job, Budget, Steps, Machine):
-        of_the_task -= {*specs_of(part)}
-    return any(len(set(meanings(key, both))) > 1 for key in of_the_task)
+def _differ_in_the_task(both: Sequence[RunRow], allowed: set[str]) -> bool:
+    """Whether two runs differ in a field of the task in which they may, such as one of augmentation."""
+    of_the_task = allowed - {"batch_size"}
+    for flag_group in (Job, Budget, Steps, Machine):
+        of_the_task -= {*specs_of(flag_group)}
+    return any(len(set(meanings_in_runs(key, both))) > 1 for key in of_the_task)
 
 
 def _began_alike(column: str, ours: RunRow, theirs: RunRow) -> bool:
@@ -389,7 +291,7 @@ def _began_alike(column: str, ours: RunRow, theirs: RunRow) -> bool:
     if column == "train_data" and here.partition("/")[2] != there.partition("/")[2]:
         # after "/" stands the batch size of the hash (`train_fingerprint`): hashes of unlike sizes cannot be compared
         return True
-    if num_known == 0 and column in NOT_IN_EVERY_RUN:
+    if num_known == 0 and column in MAY_BE_EMPTY:
         return True
     if num_known == 2 and here == there:
         return True
@@ -398,20 +300,24 @@ def _began_alike(column: str, ours: RunRow, theirs: RunRow) -> bool:
 
 
 def _evaluated_alike(ours: RunRow, theirs: RunRow) -> bool:
-    """Whether the losses at update 0, of one model on one set, are the same up to rounding; not known without them."""
+    """Whether the losses at update 0 are equal up to rounding, as those of one model on one set are.
+
+    It is also true where one of them is not recorded.
+    """
     here = ours.first_loss
     there = theirs.first_loss
     if not (math.isfinite(here) and math.isfinite(there)):
         return True
     mean_size = (abs(here) + abs(there)) / 2
-    return bool(abs(here - there) <= SAME_START * mean_size + SMALLEST)
+    return bool(abs(here - there) <= FIRST_LOSS_RTOL * mean_size + FIRST_LOSS_ATOL)
 
 
-def _where(column: str, run: RunRow, apart: set[str]) -> str:
+def _machine_value(column: str, run: RunRow, allowed: set[str]) -> str:
+    """The value of a column of `MACHINE` as it is shown; empty where it is not known."""
     value = getattr(run, column)
     if not _is_known(value):
         return ""
-    if column == "device" and apart & {"mode", "nproc"}:
+    if column == "device" and allowed & {"mode", "nproc"}:
         return str(value).partition(" x ")[2] or str(value)  # how many there are follows from the workers
     return _shown(column, value)
 
@@ -424,7 +330,7 @@ def _values(key: str, both: Sequence[RunRow], texts: Sequence[str]) -> list[str]
     """The value of a setting in each of two runs, as it is shown."""
     shown = []
     for run, text in zip(both, texts, strict=True):
-        value = _asked_or_default(key, run)
+        value = asked_or_default(key, run)
         shown.append(NOT_KNOWN if text == NOT_KNOWN else _shown(key, value))
     return shown
 
@@ -434,7 +340,7 @@ def _both(words: str, both: Sequence[RunRow], shown: Sequence[str]) -> str:
 
 
 def _shown(key: str, value: Any) -> str:
-    if key in BEGAN and not _is_known(value):
+    if key in START_COLUMNS and not _is_known(value):
         return NOT_KNOWN
     if key in ("start", "initial_model"):
         return str(value)[:12]
@@ -445,12 +351,12 @@ def _shown(key: str, value: Any) -> str:
     return str(value)
 
 
-def _place(key: str) -> tuple[int, str]:
-    """Budgets are named first."""
-    place = BUDGET.index(key) if key in BUDGET else len(BUDGET)
-    return place, key
+def _budgets_first(key: str) -> tuple[int, str]:
+    """Sorts settings by name, after those of the budget."""
+    position = BUDGET.index(key) if key in BUDGET else len(BUDGET)
+    return position, key
 
 
-def names_of(runs: DataFrame) -> set[str]:
+def setting_names(runs: DataFrame) -> set[str]:
     """The settings that runs have, which a reader may name."""
     return {key for asked in runs["asked"] for key in asked} | {*MACHINE}

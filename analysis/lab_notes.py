@@ -181,10 +181,10 @@ def _order(arm: str) -> tuple[int, str]:
 
 def _row(runs: DataFrame) -> Row:
     from analysis.places import NOT_OF_AN_ARM
-    from analysis.runs import where
+    from analysis.runs import rows_with
 
     first = runs.iloc[0]
-    done = where(runs, status="DONE", diverged=False)
+    done = rows_with(runs, status="DONE", diverged=False)
     recorded = []
     for details in done["details"]:
         losses = details.get("worker_losses")
@@ -238,11 +238,11 @@ def _devices(runs: DataFrame) -> tuple[str, int | None]:
 
 
 def _warnings(runs: DataFrame, plan: Plan) -> list[str]:
-    from analysis.runs import where
+    from analysis.runs import rows_with
 
     tests = runs[runs["stage"] == "test"]
-    first = where(tests, replicate=0)
-    done = where(first, status="DONE", diverged=False)
+    first = rows_with(tests, replicate=0)
+    done = rows_with(first, status="DONE", diverged=False)
     lines = []
     if first["clock"].nunique() > 1:
         lines.append("WARNING: measured and virtual seconds are both here; they must not be compared")
@@ -334,20 +334,20 @@ def _compared(ours: Row, other: Row, notes_ratio: tuple[float, float], plan: Pla
     """The cells of an asynchronous row beside a synchronous one, and what is not compared, with its reason."""
     import pandas as pd
 
-    from analysis.gate import between, told_apart
+    from analysis.gate import compare_arms, differences_by_design
 
-    gated = between(ours.done, other.done, told_apart(ours.arm, other.arm, plan))
+    gated = compare_arms(ours.done, other.done, differences_by_design(ours.arm, other.arm, plan))
     cells = {"clock": ours.clock}
-    if gated.unlike:
+    if gated.why_not_comparable:
         cells["agrees"] = "not comparable"
-        return cells, f"not comparable: {gated.unlike}"
+        return cells, f"not comparable: {gated.why_not_comparable}"
     known = [row.done.set_index("seed")[["loss", "seconds"]].dropna() for row in (ours, other)]
     both = pd.concat(known, axis=1, join="inner", keys=("async", "sync"))
     log_perplexity = both["async"]["loss"] - both["sync"]["loss"]
     log_seconds = (both["async"]["seconds"] / both["sync"]["seconds"]).map(math.log)
     why = ""
-    if gated.untimed:
-        why = f"their seconds are not comparable: {gated.untimed}"
+    if gated.why_untimed:
+        why = f"their seconds are not comparable: {gated.why_untimed}"
         log_seconds = log_seconds.iloc[:0]
     cells["seconds, async / sync"] = _ratio(log_seconds, ".2f")
     cells["perplexity, async / sync"] = _ratio(log_perplexity, ".3f")

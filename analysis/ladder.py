@@ -15,8 +15,8 @@ import numpy as np
 from msgspec import structs
 from pandas import DataFrame
 
-from analysis.gate import Between, between, set_apart
-from analysis.judge import ON_MARGIN, answer, of_numbers
+from analysis.answers import ON_MARGIN, answer_family, question_of_numbers
+from analysis.gate import ArmsCompared, compare_arms, settings_that_differ
 from analysis.read import read_run, rows_of
 from analysis.stats import Interval, Numbers, t_interval
 from asyncsgd.errors import OUT_OF_MEMORY, UsageError
@@ -82,24 +82,24 @@ class Sides(NamedTuple):
     before: DataFrame
     after: DataFrame
     """With the columns of `TRAINING`, a row for each turn or seed, which is its index."""
-    gated: Between
+    gated: ArmsCompared
     """How their runs compare."""
 
     @property
     def unlike(self) -> str:
         """Why nothing of them is compared; empty where it is."""
-        return self.gated.unlike
+        return self.gated.why_not_comparable
 
     @property
     def untimed(self) -> str:
         """Why seconds of some turns are not compared; empty where they are."""
-        return self.gated.unlike or self.gated.untimed
+        return self.gated.why_not_comparable or self.gated.why_untimed
 
     @property
     def speed(self) -> Speed:
         """Of the turns whose seconds are compared; a turn is a seed."""
         rates = [side["samples_per_second"] for side in (self.before, self.after)]
-        timed = [] if self.unlike else self.gated.timed
+        timed = [] if self.unlike else self.gated.timed_seeds
         rates = [side.loc[timed] for side in rates]
         return speed_up(*rates)
 
@@ -112,7 +112,7 @@ class Sides(NamedTuple):
         """What of them is not compared, and why; empty where all is."""
         if self.unlike:
             return f"{name} is not comparable with what it is set against: {self.unlike}."
-        missing = len(self.after) - len(self.gated.timed)
+        missing = len(self.after) - len(self.gated.timed_seeds)
         if not missing:
             return ""
         turns = "1 turn" if missing == 1 else f"{missing} turns"
@@ -120,7 +120,7 @@ class Sides(NamedTuple):
 
 
 NOTHING = DataFrame(columns=[*TRAINING], dtype=float)
-UNMEASURED = Sides(NOTHING, NOTHING, Between({}))
+UNMEASURED = Sides(NOTHING, NOTHING, ArmsCompared({}))
 """Of a rung that was left out."""
 
 
@@ -283,8 +283,8 @@ def sides_of(folder: Path, config: LadderConfig, before: Arm, after: Arm, seeds:
         trainings = [training_of(path, config.ladder.warmup, score) for path in paths.values()]
         tables.append(DataFrame(trainings, index=[*seeds]).astype(float))
     # how many threads a worker has follows from the workers; the naive loop has as many as torch takes
-    apart = {*set_apart(after.settings, before.settings), "threads"}
-    return Sides(tables[0], tables[1], between(rows[1], rows[0], apart))
+    apart = {*settings_that_differ(after.settings, before.settings), "threads"}
+    return Sides(tables[0], tables[1], compare_arms(rows[1], rows[0], apart))
 
 
 def verdict_in(folder: Path, config: LadderConfig) -> Verdict:
@@ -370,9 +370,10 @@ def _stack(rungs: list[str], sides: Sides, given: Mapping[str, Any]) -> Stack:
     lower = given["score"] == "loss"
     gained = naive.mean() - given["score_at_start"]
     stated = {"margin": given["margin"], "margin_reason": "stated before the measurements"}
-    stated |= {"nothing": sides.unlike, "unlike": bool(sides.unlike)}
-    question = of_numbers(sides.after["score"], naive, lower=lower, gained=-gained if lower else gained, **stated)
-    (row,) = answer([question])
+    stated |= {"why_no_test": sides.unlike, "is_not_comparable": bool(sides.unlike)}
+    improvement = -gained if lower else gained
+    question = question_of_numbers(sides.after["score"], naive, lower=lower, gained=improvement, **stated)
+    (row,) = answer_family([question])
     return Stack(rungs, sides, row.word, row.reason)
 
 

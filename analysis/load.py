@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame, Series
 
-from analysis import comparisons, differences, gate, judge, scores, tables, trust, verdict
+from analysis import answers, comparisons, differences, gate, judge, scores, tables, trust, verdict
 from analysis.commands import write
 from analysis.measure import Measure
 from analysis.pairs import Pairs, pairs_of
-from analysis.questions import Plan, conditions, exploratory, groups
+from analysis.questions import Plan, conditions, groups, why_exploratory
 from analysis.read import read
 from analysis.stats import Array
 from analysis.verdict import Headline
@@ -41,7 +41,7 @@ class Study:
             )
         if arms:
             self._check(arms)
-        self.plan = plan._replace(apart=tuple(arms))
+        self.plan = plan._replace(arms_differ_in=tuple(arms))
 
     @functools.cached_property
     def tests(self) -> DataFrame:
@@ -71,7 +71,7 @@ class Study:
     @functools.cached_property
     def exploratory(self) -> str:
         """Why nothing of it can be called confirmed; empty where the registration stands."""
-        return exploratory(self.runs, self.arms, self.plan)
+        return why_exploratory(self.runs, self.arms, self.plan)
 
     @functools.cached_property
     def trust(self) -> DataFrame:
@@ -133,14 +133,14 @@ class Study:
         return "".join(map(shown, self.headlines))
 
     def _check(self, arms: Sequence[str]) -> None:
-        known = gate.names_of(self.runs)
+        known = gate.setting_names(self.runs)
         for name in arms:
             if name not in known:
                 raise UsageError(f"no run here has a setting {name!r}{nearest(name, sorted(known))}")
 
     def _judged_as(self) -> Plan:
         """The plan, exploratory also for what the runs say."""
-        return self.plan._replace(exploratory=self.exploratory)
+        return self.plan._replace(why_exploratory=self.exploratory)
 
     def _remarks(self) -> dict[str, list[str]]:
         """What a headline has to add, by "treatment reference"."""
@@ -151,7 +151,7 @@ class Study:
                 if arm in self.plan.arms and trust.at_edge(self.plan.arms[arm]):
                     edge = f"The learning rate of {arm} lies at the edge of its grid"
                     remarks.append(f"{edge}, so a better one may lie beyond.")
-            if not pairs.control and not pairs.unlike:
+            if not pairs.control and not pairs.why_not_comparable:
                 remarks += judge.other_targets(pairs, self.measure, self.plan)
             found[f"{pairs.treatment} {pairs.reference}"] = remarks
         return found
@@ -247,9 +247,9 @@ def compare(
         margin = math.nan
     elif not (_is_number(margin) and 0 < margin < math.inf):
         raise ValueError(f"margin must be a finite number above 0, or None, got {margin!r}")
-    row = judge.of_numbers(ours, theirs, margin=float(margin), lower=lower_is_better, alpha=float(alpha))
-    (answered,) = judge.answer([row])
-    return Series(vars(answered))[judge.TESTS]
+    row = answers.question_of_numbers(ours, theirs, margin=float(margin), lower=lower_is_better, alpha=float(alpha))
+    (answered,) = answers.answer_family([row])
+    return Series(vars(answered))[answers.TESTS]
 
 
 def _aligned(a: Series, b: Series) -> Series:

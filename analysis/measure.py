@@ -101,7 +101,7 @@ class Measure:
 
     def losses(self, pairs: Pairs, x: str) -> dict[str, Any]:
         """Losses at the samples that all runs reached, or at the seconds that both runs of a pair did."""
-        both = pairs.both
+        both = pairs.run_pairs
         if x != "samples":
             both = [pair for pair in both if pair[0].seed not in pairs.why_untimed]
         seeds = [ours.seed for ours, _ in both]
@@ -110,10 +110,10 @@ class Measure:
         if not alive:
             nowhere = np.full(len(both), math.inf)
             nothing = "every run of both arms diverged" if both else ""
-            return values_of(nowhere, nowhere, seeds, nothing=nothing)
+            return values_of(nowhere, nowhere, seeds, why_no_test=nothing)
         why = self._cut_short(alive)
         if why:
-            return values_of(NONE, NONE, [], nothing=why)
+            return values_of(NONE, NONE, [], why_no_test=why)
         watched: dict[str, Curve] = {}
         for group in alive_of:
             watched |= self.looks(group, x)
@@ -143,7 +143,7 @@ class Measure:
             rising = sum(math.isnan(known[run.run][0]) for run in between_looks)
             if rising:
                 runs = f"{rising} of {len(known)} runs"
-                limits["nothing"] = f"the loss of {runs} does not fall between the looks around it, {seldom}"
+                limits["why_no_test"] = f"the loss of {runs} does not fall between the looks around it, {seldom}"
         return values_of(values[:, 0], values[:, 1], seeds, **limits)
 
     def _gained(self, references: Sequence[Any], losses: Array) -> float:
@@ -193,9 +193,9 @@ class Measure:
 
     def times(self, pairs: Pairs, target: float) -> dict[str, Any]:
         """Seconds to the target, up to the second at which all are known."""
-        both = [pair for pair in pairs.both if pair[0].seed not in pairs.why_untimed]
+        both = [pair for pair in pairs.run_pairs if pair[0].seed not in pairs.why_untimed]
         if not both:
-            return values_of(NONE, NONE, [], crossed=NONE.reshape(0, 2, 2))
+            return values_of(NONE, NONE, [], brackets=NONE.reshape(0, 2, 2))
         brackets = np.array([self.crossings(pair, target) for pair in both])
         times = brackets[:, :, 1]
         runs = [run for pair in both for run in pair]
@@ -211,11 +211,11 @@ class Measure:
         capped = np.minimum(brackets, budget)
         limits: dict[str, Any] = {
             "longest": max(ends.values()),
-            "crossed": brackets,
+            "brackets": brackets,
             "reached": tuple(in_time.sum(axis=0).tolist()),
             "later": tuple(later.sum(axis=0).tolist()),
             "notes": tuple(notes),
-            "nothing": nothing,
+            "why_no_test": nothing,
             "budget": budget,
             "common": common,
             "cut_short": why == CUT_SHORT,

@@ -11,7 +11,8 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
-from analysis.gate import TOLD, asked_of, default_of, meanings, means_the_same
+from analysis.gate import MENTIONED
+from analysis.meanings import asked_of, default_of, meanings_in_runs, means_the_same
 from analysis.questions import BASELINE, Plan
 from analysis.runs import each
 from asyncsgd.studies.arms import differing, resolve
@@ -95,7 +96,7 @@ def misplaced(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     task = row.get("asked_task") or row.get("task")
     if whole is not None and recorded and task in TASKS:
         for key, difference in _unlike_plan(recorded, whole, task):
-            if key in TOLD:
+            if key in MENTIONED:
                 told.append(difference)
             else:
                 unlike.append(difference)
@@ -113,7 +114,7 @@ def _unlike_plan(recorded: Mapping[str, Any], whole: Mapping[str, Any], task: st
         machine = {key: settings[key] for key in ("threads", "device") if key in settings}
         both.append(SimpleNamespace(asked=asked_of(settings, {}) | machine, task=task))
     for key in sorted({*both[0].asked, *both[1].asked}):
-        meaning, planned_meaning = meanings(key, both)
+        meaning, planned_meaning = meanings_in_runs(key, both)
         if meaning != planned_meaning:
             here, there = (side.asked.get(key, default_of(key, side.asked, task)) for side in both)
             yield key, f"{key} {here}, not {there}"

@@ -22,11 +22,11 @@ from asyncsgd.studies.runs import PlannedRun
 
 DEFAULT_REFERENCE = "sync"
 GIVEN = "given in the config"
-"""Where a target of no runs comes from, as analysis.yaml has it."""
+"""The value of `target_from` in analysis.yaml where the config itself names the target loss."""
 BASELINE = "baseline"
 """The arm of the base model that was fine-tuned without intermediate training."""
-
-
+GROUP_COLUMNS = ["algorithm", "workers", "clock", "speeds", "batch_size", "task"]
+"""Columns of `groups`. Arms of one group are equal in all of them but the first."""
 UNREGISTERED = Registration(reference=DEFAULT_REFERENCE, primary=RegisteredQuestion(endpoint=""))
 """What holds where a folder has no registration that can be used."""
 
@@ -44,22 +44,22 @@ class Plan(NamedTuple):
     """Declared target losses by reference arm: of the registration, else of the plan."""
     sha256: str
     """Of analysis.yaml."""
-    exploratory: str
+    why_exploratory: str
     """Why nothing can be confirmed; empty where the registration stands."""
     problems: tuple[str, ...] = ()
     """What could not be read."""
     settings: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
-    """Folder -> what was planned of the run there; empty of older plans."""
-    apart: tuple[str, ...] = ()
-    """Of loose runs: settings in which the reader says that arms are meant to differ."""
+    """Folder -> the planned settings of the run there. It is empty in a plan that an older version wrote."""
+    arms_differ_in: tuple[str, ...] = ()
+    """The settings in which arms of loose runs are meant to differ, as the reader names them."""
 
     @property
     def reference(self) -> str:
         """The algorithm that all others are compared with."""
         return self.registered.reference
 
-    def names(self, arm: str) -> bool:
-        """Whether the registered comparison is about an arm; without names it is about all."""
+    def is_in_family(self, arm: str) -> bool:
+        """Whether the registered comparison is about an arm; a registration without names is about all arms."""
         return self.registered.family is None or arm in self.registered.family
 
     def settings_of(self, arm: str) -> Mapping[str, Any]:
@@ -67,8 +67,10 @@ class Plan(NamedTuple):
         return self.arms[arm].settings if arm in self.arms else {}
 
     def tuned_settings_of(self, arm: str) -> Mapping[str, Any]:
-        """With those that tuning chose."""
-        return {**self.settings_of(arm), **((self.arms[arm].chosen if arm in self.arms else None) or {})}
+        """The settings that tell an arm from others, and over them those that tuning chose."""
+        if arm not in self.arms:
+            return {}
+        return {**self.settings_of(arm), **(self.arms[arm].chosen or {})}
 
 
 NO_PLAN = Plan("", {}, [], UNREGISTERED, {}, "", "")
@@ -77,7 +79,7 @@ NO_PLAN = Plan("", {}, [], UNREGISTERED, {}, "", "")
 def read_plan(folder: Path) -> Plan:
     """plan.json and analysis.yaml; the latter counts only where its bytes are those that the plan recorded.
 
-    What a verdict rests on and is missing, or not as it must be, makes a file one that cannot be used.
+    A file that lacks a required key, or holds a value of another type there, is not used, and `problems` says so.
     """
     problems: list[str] = []
     plan = None
@@ -87,8 +89,8 @@ def read_plan(folder: Path) -> Plan:
             plan = msgspec.convert(read_json(folder / "plan.json"), PlanFile)
         except (OSError, ValueError) as error:
             problems.append(f"plan.json cannot be read ({error}): runs that are missing cannot be counted")
-    known = plan or PlanFile(study=folder.resolve().name, arms=[], runs=[])
-    arms = {arm.name: arm for arm in known.arms}
+    plan_or_empty = plan or PlanFile(study=folder.resolve().name, arms=[], runs=[])
+    arms = {arm.name: arm for arm in plan_or_empty.arms}
     why = "there is no analysis.yaml: nothing was declared before the runs"
     sha256 = ""
     file = folder / "analysis.yaml"
@@ -96,23 +98,32 @@ def read_plan(folder: Path) -> Plan:
         try:
             content = file.read_bytes()
             sha256 = hashlib.sha256(content).hexdigest()
-            registered = msgspec.convert(read_yaml(content.decode("utf-8"), "it"), Registration)
-            why = _changed(plan, registered, sha256)
+            registered = msgspec.convert(read_yaml(content.decode("utf-8"), name="it"), Registration)
+            why = _why_not_registered(plan, registered, sha256)
         except (OSError, ValueError) as error:
             why = f"analysis.yaml cannot be used: {error}"
         if why:
             problems.append(why)
-        problems += [
-            f"analysis.yaml registers {arm} in the primary family, and nothing of it is here: it counts as a "
-            "comparison that shows nothing (p = 1)"
-            for arm in registered.family or ()
-            if arms and arm not in arms
-        ]
-    targets = known.targets if registered is UNREGISTERED else registered.targets
-    return Plan(known.study, arms, known.runs, registered, targets, sha256, why, tuple(problems), known.settings)
+        for arm in registered.family or ():
+            if arms and arm not in arms:
+                problems.append(
+                    f"analysis.yaml registers {arm} in the primary family, and nothing of it is here: it counts as a "
+                    "comparison that shows nothing (p = 1)"
+                )
+    return Plan(
+        name=plan_or_empty.study,
+        arms=arms,
+        runs=plan_or_empty.runs,
+        registered=registered,
+        targets=plan_or_empty.targets if registered is UNREGISTERED else registered.targets,
+        sha256=sha256,
+        why_exploratory=why,
+        problems=tuple(problems),
+        settings=plan_or_empty.settings,
+    )
 
 
-def _changed(plan: PlanFile | None, registered: Registration, sha256: str) -> str:
+def _why_not_registered(plan: PlanFile | None, registered: Registration, sha256: str) -> str:
     """Why a registration is not known to be what was declared before the runs; empty where it is."""
     if plan is None:
         return "there is no plan.json that could be read: whether all that was registered is here cannot be checked"
@@ -126,8 +137,9 @@ def _changed(plan: PlanFile | None, registered: Registration, sha256: str) -> st
         return "plan.json is of another config than the one that analysis.yaml registers"
     seeds = {stage: {run.seed for run in plan.runs if run.stage == stage} for stage in ("tuning", "pilot", "test")}
     if registered.seeds is not None and set(registered.seeds) != seeds["test"]:
-        told = (", ".join(map(str, sorted(one))) for one in (set(registered.seeds), seeds["test"]))
-        return "analysis.yaml registers test seeds {}, plan.json has {}".format(*told)
+        registered_seeds = ", ".join(map(str, sorted(set(registered.seeds))))
+        planned_seeds = ", ".join(map(str, sorted(seeds["test"])))
+        return f"analysis.yaml registers test seeds {registered_seeds}, plan.json has {planned_seeds}"
     if not registered.targets or registered.target_from == GIVEN:
         return ""
     shared = seeds["test"] & (seeds["pilot"] or seeds["tuning"])
@@ -137,45 +149,53 @@ def _changed(plan: PlanFile | None, registered: Registration, sha256: str) -> st
 
 
 def groups(runs: DataFrame, plan: Plan) -> DataFrame:
-    """Arm -> algorithm, workers, clock, speeds, batch size, and the name of its group, of arms that share
-    all but the first.
+    """A row for each arm: the columns of `GROUP_COLUMNS` and `group`, the name of its group.
 
-    Arms of one group may be compared. Measured and virtual seconds never meet: the clock is part of a group.
+    The arms of one group are equal in all these columns but the algorithm, and may be compared. Measured and virtual
+    seconds never meet: the clock is part of a group.
     """
     tests = runs[(runs["stage"] == "test") & (runs["arm"] != "")]
-    facts = ["algorithm", "workers", "clock", "speeds", "batch_size", "task"]
-    arms = DataFrame([_facts(own[facts]) for _, own in tests.groupby("arm", sort=False)], columns=facts)
+    rows = [_facts_of_runs(of_arm) for _, of_arm in tests.groupby("arm", sort=False)]
+    arms = DataFrame(rows, columns=GROUP_COLUMNS)
     arms.index = pd.Index(list(dict.fromkeys(tests["arm"])), dtype=object)
-    absent = {name: _meant(arm) for name, arm in plan.arms.items() if name not in arms.index and name != BASELINE}
-    if absent and plan.runs:  # they were planned, and are a part of the family
-        arms = pd.concat((arms, DataFrame.from_dict(absent, orient="index", columns=facts)))
+    without_run = {}
+    for name, arm in plan.arms.items():
+        if name not in arms.index and name != BASELINE:
+            without_run[name] = _facts_of_plan(arm)
+    if without_run and plan.runs:  # they were planned, and are a part of the family
+        arms = pd.concat((arms, DataFrame.from_dict(without_run, orient="index", columns=GROUP_COLUMNS)))
     sizes = arms["batch_size"].dropna().unique()
     if len(sizes) == 1:  # an arm of which nothing has run yet has that of the others
         arms["batch_size"] = sizes[0]
-    tasks = arms["task"][arms["task"] != ""].nunique() > 1
-    names = [_name(arm, batch=len(sizes) > 1, task=tasks) for arm in arms.itertuples()]
+    has_tasks = arms["task"][arms["task"] != ""].nunique() > 1
+    names = [_group_name(arm, with_batch=len(sizes) > 1, with_task=has_tasks) for arm in arms.itertuples()]
     return arms.assign(group=Series(names, index=arms.index, dtype=object))
 
 
-def _meant(arm: PlannedArm) -> list[Any]:
-    """What the plan says of an arm without a run."""
+def _facts_of_plan(arm: PlannedArm) -> list[Any]:
+    """The values of `GROUP_COLUMNS` that the plan gives an arm without a run."""
     return [arm.algorithm, arm.num_workers, arm.clock, arm.speeds or "", None, ""]
 
 
-def _facts(own: DataFrame) -> dict[str, Any]:
-    """What most runs of an arm say."""
-    known = {name: own[name][own[name].notna() & (own[name] != "")] for name in own}
-    most = {name: values.mode().iloc[0] if len(values) else "" for name, values in known.items()}
-    return most | {name: float(most[name] or "nan") for name in ("workers", "batch_size")}
+def _facts_of_runs(of_arm: DataFrame) -> dict[str, Any]:
+    """The values of `GROUP_COLUMNS` that are the commonest among the runs of an arm."""
+    commonest: dict[str, Any] = {}
+    for name in GROUP_COLUMNS:
+        values = of_arm[name]
+        known = values[values.notna() & (values != "")]
+        commonest[name] = known.mode().iloc[0] if len(known) else ""
+    for name in ("workers", "batch_size"):
+        commonest[name] = float(commonest[name] or "nan")
+    return commonest
 
 
-def _name(arm: Any, *, batch: bool, task: bool) -> str:
+def _group_name(arm: Any, *, with_batch: bool, with_task: bool) -> str:
     parts = [_num_workers(arm.workers), f"{arm.clock or 'measured'} clock"]
     if arm.speeds:
         parts.append(arm.speeds)
-    if batch:
+    if with_batch:
         parts.append(f"batch {arm.batch_size:g}")
-    if task:
+    if with_task:
         parts.append(arm.task)
     return ", ".join(parts)
 
@@ -192,55 +212,57 @@ def is_primary(plan: Plan, workers: float, clock: str) -> bool:
     return wanted.endpoint != "" and wanted.num_workers in (None, workers) and wanted.clock in (None, clock)
 
 
-def exploratory(runs: DataFrame, arms: DataFrame, plan: Plan) -> str:
+def why_exploratory(runs: DataFrame, arms: DataFrame, plan: Plan) -> str:
     """Why nothing of the study can be called confirmed; empty where the registration stands."""
-    if plan.exploratory:
-        return plan.exploratory
-    here = arms[[is_primary(plan, arm.workers, arm.clock) for arm in arms.itertuples()]]
-    if not (here["algorithm"] == plan.reference).any():
+    if plan.why_exploratory:
+        return plan.why_exploratory
+    primary_arms = arms[[is_primary(plan, arm.workers, arm.clock) for arm in arms.itertuples()]]
+    if not (primary_arms["algorithm"] == plan.reference).any():
         primary = plan.registered.primary
         shown = ", ".join(f"{key} {getattr(primary, key)}" for key in ("num_workers", "clock") if getattr(primary, key))
         return f"the folder has no {plan.reference} arm under the registered conditions ({shown})"
-    number = plan.registered.num_seeds
-    if number is None:
+    num_registered = plan.registered.num_seeds
+    if num_registered is None:
         return "analysis.yaml registers no number of seeds: how many there are may have been chosen after looking"
-    names = here.index[here["algorithm"].eq(plan.reference) | here.index.map(plan.names)]
+    is_asked = primary_arms["algorithm"].eq(plan.reference) | primary_arms.index.map(plan.is_in_family)
+    names = primary_arms.index[is_asked]
     tests = runs[(runs["stage"] == "test") & runs["arm"].isin(names)]
-    most = tests.groupby("arm")["seed"].nunique().max()
-    if most > number:
-        return f"{most} seeds were run and {number} registered: seeds added after looking are no confirmation"
+    num_run = tests.groupby("arm")["seed"].nunique().max()
+    if num_run > num_registered:
+        counts = f"{num_run} seeds were run and {num_registered} registered"
+        return f"{counts}: seeds added after looking are no confirmation"
     # a run that was begun and lost drops its block; one that was never begun may have been left out on purpose
-    there = tests[~tests["status"].isin(("MISSING", "MISPLACED"))]
-    begun = there.groupby("arm")["seed"].nunique().reindex(names).fillna(0).min()
-    if begun < number:
+    begun = tests[~tests["status"].isin(("MISSING", "MISPLACED"))]
+    num_begun = begun.groupby("arm")["seed"].nunique().reindex(names).fillna(0).min()
+    if num_begun < num_registered:
         return (
-            f"{number} seeds were registered and an arm of the primary comparison has {begun:g} so far: stopping early "
-            "is a choice made after looking"
+            f"{num_registered} seeds were registered and an arm of the primary comparison has {num_begun:g} so far: "
+            "stopping early is a choice made after looking"
         )
     return ""
 
 
 def labels(arms: DataFrame) -> dict[str, str]:
-    """Every arm in the reader's words: its algorithm, and what not all arms of `groups` share."""
-    several = {name: arms[name].nunique() > 1 for name in ("workers", "clock", "task")}
-    several["batch_size"] = bool((arms.groupby("algorithm")["batch_size"].nunique() > 1).any())
-    several["speeds"] = arms.loc[arms["clock"] == "virtual", "speeds"].nunique() > 1
-    named = {}
+    """Every arm in the reader's words: its algorithm, and the columns in which the arms of `groups` differ."""
+    differ_in = {name: arms[name].nunique() > 1 for name in ("workers", "clock", "task")}
+    differ_in["batch_size"] = bool((arms.groupby("algorithm")["batch_size"].nunique() > 1).any())
+    differ_in["speeds"] = arms.loc[arms["clock"] == "virtual", "speeds"].nunique() > 1
+    label_of = {}
     for arm in arms.itertuples():
         parts = [arm.algorithm]
-        if several["workers"] and arm.workers == arm.workers:
+        if differ_in["workers"] and not math.isnan(arm.workers):
             parts.append(f"{arm.workers:g} worker{'s' if arm.workers != 1 else ''}")
-        if several["clock"]:
+        if differ_in["clock"]:
             parts.append("simulated" if arm.clock == "virtual" else "measured")
-        if several["speeds"] and arm.clock == "virtual":
+        if differ_in["speeds"] and arm.clock == "virtual":
             parts.append(arm.speeds or "equal speeds")
-        if several["batch_size"]:
+        if differ_in["batch_size"]:
             parts.append(f"batch {arm.batch_size:g}")
-        if several["task"]:
+        if differ_in["task"]:
             parts.append(arm.task)
-        named[str(arm.Index)] = ", ".join(map(str, parts))
-    counts = Counter(named.values())
-    return {name: label if counts[label] == 1 else name for name, label in named.items()}
+        label_of[str(arm.Index)] = ", ".join(map(str, parts))
+    counts = Counter(label_of.values())
+    return {name: label if counts[label] == 1 else name for name, label in label_of.items()}
 
 
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -257,6 +279,9 @@ def conditions(group: str) -> str:
     'one of 4 workers 3× slower, simulated, batch 8'
     """
     slow = SLOW_WORKER.search(group)
-    told = SLOW_WORKER.sub("", group).replace("virtual clock", "simulated").replace("measured clock", "measured")
-    told = ", ".join(part for part in told.split(", ") if part)
-    return f"one of {told.replace(' workers', f' workers {float(slow[1]):g}{TIMES} slower', 1)}" if slow else told
+    words = SLOW_WORKER.sub("", group).replace("virtual clock", "simulated").replace("measured clock", "measured")
+    words = ", ".join(part for part in words.split(", ") if part)
+    if slow is None:
+        return words
+    slow_workers = f" workers {float(slow[1]):g}{TIMES} slower"
+    return f"one of {words.replace(' workers', slow_workers, 1)}"

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 from pandas import DataFrame
 
-from analysis.gate import asked_of, spelled_alike
+from analysis.meanings import asked_of, spelled_alike
 from analysis.places import PLACED, UNREADABLE, misplaced, missing, of_another, placed, planned, with_arms, with_parents
 from analysis.questions import Plan, read_plan
 from analysis.runs import NUMBERS, PERHAPS, RUNS, SURE, TEXTS
@@ -234,7 +234,7 @@ def _judge_end(row: dict[str, Any], curve: DataFrame) -> None:
     ends_lost = is_evaluated and not is_finite.iloc[-1]
     row["diverged"] = row["status"] == DIVERGED or (is_done and ends_lost)
     if is_evaluated and not row["diverged"] and not is_finite.all():
-        row["details"]["looks_not_finite"] = int((~is_finite).sum())
+        row["details"]["evaluations_not_finite"] = int((~is_finite).sum())
     has_result = is_evaluated or row.get("task") == "finetuning"
     row["usable"] = row["diverged"] or (is_done and has_result)
     if not row["usable"]:

@@ -112,9 +112,17 @@ TEXTS = named(str)
 NUMBERS = named(float)
 SURE = named(bool)
 PERHAPS = named(bool | None)
+MACHINE = {
+    "machine": "machine",
+    "device": "device",
+    "threads": "threads a worker",
+    "torch": "torch",
+    "commit": "commit",
+}
+"""Columns that say where runs were made, in words."""
 
 
-def where(table: DataFrame, **values: Any) -> DataFrame:
+def rows_with(table: DataFrame, **values: Any) -> DataFrame:
     """The rows with these values in their columns."""
     kept = Series(True, index=table.index)
     for column, value in values.items():

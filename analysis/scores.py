@@ -10,11 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pandas import DataFrame
 
-from analysis.gate import between, told_apart
+from analysis.gate import compare_arms, differences_by_design
 from analysis.measure import BY_RANKS, values_of
-from analysis.pairs import copied, diverged, happened, left_out, lost_runs, united
+from analysis.pairs import (
+    caveats_on_lost,
+    copies_of_seeds,
+    limits_of_unlike,
+    note_on_diverged,
+    notes_on_events,
+    seeds_left_out,
+)
 from analysis.questions import BASELINE, Plan
-from analysis.runs import FROM_SCRATCH, Note, where
+from analysis.runs import FROM_SCRATCH, Note, rows_with
 from asyncsgd.studies.config import words_of_score
 from asyncsgd.tasks.scores import accuracy, macro_f1, matthews
 
@@ -65,7 +72,7 @@ def scores_of(runs: DataFrame, arms: DataFrame, plan: Plan) -> Iterator[dict[str
     training.
     """
     tuned = runs[runs["stage"] == "finetune"]
-    if where(tuned, usable=True, diverged=False).empty:
+    if rows_with(tuned, usable=True, diverged=False).empty:
         return
     means = by_seed(runs)
     metric, lower = metric_of(tuned)
@@ -77,7 +84,7 @@ def scores_of(runs: DataFrame, arms: DataFrame, plan: Plan) -> Iterator[dict[str
             columns |= {"group": str(group), "endpoint": metric, "unit": words_of_score(metric), "lower": lower}
             columns["caveats"] = _lost(runs, pair)
             if why:
-                columns |= {"nothing": why, "unlike": True}
+                columns |= {"why_no_test": why, "is_not_comparable": True}
             yield columns
 
 
@@ -97,16 +104,16 @@ def _asked(members: DataFrame, has_baseline: bool, plan: Plan) -> list[tuple[str
 
 
 def _unlike(runs: DataFrame, arms: tuple[str, str], plan: Plan) -> tuple[str, list[Note]]:
-    """As `united`, of the fine-tunings and of the pretrainings that these began from."""
+    """As `limits_of_unlike`, of the fine-tunings and of the pretrainings that these began from."""
     treatment, reference = arms
-    usable = where(runs, usable=True, replicate=0)
-    ours = where(usable, arm=treatment)
-    theirs = where(usable, arm=reference)
-    apart = told_apart(treatment, reference, plan)
-    tests = between(where(ours, stage="test"), where(theirs, stage="test"), apart)
-    tuned = between(where(ours, stage="finetune"), where(theirs, stage="finetune"), set(), tuned=True)
+    usable = rows_with(runs, usable=True, replicate=0)
+    ours = rows_with(usable, arm=treatment)
+    theirs = rows_with(usable, arm=reference)
+    apart = differences_by_design(treatment, reference, plan)
+    tests = compare_arms(rows_with(ours, stage="test"), rows_with(theirs, stage="test"), apart)
+    tuned = compare_arms(rows_with(ours, stage="finetune"), rows_with(theirs, stage="finetune"), set(), fine_tuned=True)
     both = [*tests.pairs.values(), *tuned.pairs.values()]
-    return united(both, plan)
+    return limits_of_unlike(both, plan)
 
 
 def _score(tuned: DataFrame, means: DataFrame, treatment: str, reference: str) -> dict[str, Any]:
@@ -114,7 +121,7 @@ def _score(tuned: DataFrame, means: DataFrame, treatment: str, reference: str) -
     arms = (treatment, reference)
     both = means[[*arms]].dropna()
     of_pairs = tuned[tuned["seed"].isin(both.index)]
-    own = {arm: where(of_pairs, arm=arm) for arm in arms}
+    own = {arm: rows_with(of_pairs, arm=arm) for arm in arms}
     gained = _gained(tuned, means, both, reference)
     nothing = ""
     ignorant = [arm for arm in arms if not_learned(own[arm])]
@@ -122,12 +129,12 @@ def _score(tuned: DataFrame, means: DataFrame, treatment: str, reference: str) -
         be = "is" if len(ignorant) == 1 else "are"
         nothing = f"{' and '.join(ignorant)} {be} no better than a tagger that gives every word the commonest tag"
     seeds = set(tuned.loc[tuned["arm"].isin(arms), "seed"])
-    twins = copied(_ends_of_seeds(own[treatment]), _ends_of_seeds(own[reference]))
-    left = left_out(sorted(seeds - set(both.index)), (), twins)
+    twins = copies_of_seeds(_ends_of_seeds(own[treatment]), _ends_of_seeds(own[reference]))
+    left = seeds_left_out(sorted(seeds - set(both.index)), (), twins)
     both = both.drop(index=list(twins))
     notes: list[Note] = []
     for arm in arms:
-        notes += happened(own[arm], f"fine-tunings of {arm}")
+        notes += notes_on_events(own[arm], f"fine-tunings of {arm}")
         number = int(np.isinf(both[arm]).sum())
         if number:
             notes.append(_note_on_worst(own[arm], arm, number, len(both)))
@@ -141,7 +148,7 @@ def _score(tuned: DataFrame, means: DataFrame, treatment: str, reference: str) -
         "reference": reference,
         "left_out": left,
         "notes": tuple(dict.fromkeys(notes)),
-        **values_of(ours, theirs, list(both.index), nothing=nothing, gained=gained),
+        **values_of(ours, theirs, list(both.index), why_no_test=nothing, gained=gained),
     }
 
 
@@ -159,11 +166,11 @@ def _gained(tuned: DataFrame, means: DataFrame, both: DataFrame, reference: str)
 
 def _note_on_worst(tuned: DataFrame, arm: str, number: int, of: int) -> Note:
     """How many seeds of an arm are worse than any score, and why."""
-    alive = where(tuned, usable=True, diverged=False)
+    alive = rows_with(tuned, usable=True, diverged=False)
     if alive["metric"].isna().any():
         why = "without a score, since one thing is predicted of all texts, or diverged"
         return Note(f"{arm}: {why} {number}/{of}", "undefined")
-    return diverged(arm, number, of)
+    return note_on_diverged(arm, number, of)
 
 
 def _ends_of_seeds(tuned: DataFrame) -> dict[Any, str]:
@@ -181,11 +188,11 @@ def _lost(runs: DataFrame, arms: tuple[str, str]) -> tuple[str, ...]:
     A model that diverged is a result, and so is that nothing could be made of it.
     """
     could_not_begin = (runs["status"] == "MISSING") & runs["parent"].isin(_without_model(runs))
-    wanted = where(runs[~could_not_begin], replicate=0)
+    wanted = rows_with(runs[~could_not_begin], replicate=0)
     sentences = []
     for arm in arms:
-        sentences += lost_runs(where(wanted, arm=arm, stage="finetune"), f"fine-tunings of {arm}")
-        sentences += lost_runs(where(wanted, arm=arm, stage="test"), f"runs of {arm}")
+        sentences += caveats_on_lost(rows_with(wanted, arm=arm, stage="finetune"), f"fine-tunings of {arm}")
+        sentences += caveats_on_lost(rows_with(wanted, arm=arm, stage="test"), f"runs of {arm}")
     return tuple(sentences)
 
 
@@ -195,7 +202,7 @@ def nothing_learned(runs: DataFrame) -> str:
     Their loss does not end below its start, or their classes are predicted no better, by their own score, than by one
     class for everything.
     """
-    of_arm = where(runs, usable=True, diverged=False, replicate=0)
+    of_arm = rows_with(runs, usable=True, diverged=False, replicate=0)
     tests = of_arm[of_arm["stage"] == "test"]
     gained = (tests["first_loss"] - tests["loss"]).dropna()
     if len(gained) and gained.mean() <= 0:
@@ -230,7 +237,7 @@ def _of_one_class(confusion: NDArray[np.int64], score: Callable[[NDArray[np.int6
 
 def not_learned(runs: DataFrame) -> bool:
     """Whether taggers are no better, in span F1 or accuracy, than one that gives every word the commonest tag."""
-    alive = where(runs, usable=True, diverged=False)
+    alive = rows_with(runs, usable=True, diverged=False)
     for metric in ("span_f1", "accuracy"):
         gains = []
         for details in alive["details"]:

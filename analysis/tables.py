@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame, Series
 
-from analysis.gate import between, told_apart
+from analysis.gate import compare_arms, differences_by_design
 from analysis.questions import BASELINE, Plan, groups, labels
-from analysis.runs import RunRow, each, where
+from analysis.runs import RunRow, each, rows_with
 from analysis.stats import Interval, t_interval
 from analysis.trust import at_edge
 
@@ -28,13 +28,13 @@ COSTS = ("computing", "waiting", "communicating", "memory_gib", "gpu_gib", "toke
 
 def tested(runs: DataFrame) -> DataFrame:
     """The runs from which the numbers of a study are computed."""
-    return where(runs, stage="test", usable=True, replicate=0)
+    return rows_with(runs, stage="test", usable=True, replicate=0)
 
 
 def arms(runs: DataFrame, tests: DataFrame, plan: Plan) -> DataFrame:
     """Table 1: what every arm reached and cost, means over seeds with 95 % t intervals."""
     used = tested(runs)
-    to_target = where(tests, endpoint="time_to_target")
+    to_target = rows_with(tests, endpoint="time_to_target")
     rows = []
     for arm, own in used.groupby("arm", sort=False):
         first = own.iloc[0]
@@ -78,12 +78,12 @@ def _to_the_target(to_target: DataFrame, arm: str) -> dict[str, Any]:
 def _over_one_worker(used: DataFrame, own: DataFrame, plan: Plan) -> dict[str, Any]:
     """The throughput of an arm over one worker's, that ratio over the number of workers, and why both are nan."""
     first = own.iloc[0]
-    alone = where(used, workers=1, clock=first["clock"], task=first["task"])
+    alone = rows_with(used, workers=1, clock=first["clock"], task=first["task"])
     reasons = []
     for arm, of_arm in alone.groupby("arm", sort=False):
-        allowed_differences = told_apart(first["arm"], str(arm), plan)
-        gated = between(own, of_arm, allowed_differences)
-        reasons.append(gated.unlike or gated.untimed)
+        allowed_differences = differences_by_design(first["arm"], str(arm), plan)
+        gated = compare_arms(own, of_arm, allowed_differences)
+        reasons.append(gated.why_not_comparable or gated.why_untimed)
     why = ""
     for reason in reasons:
         if reason:
@@ -99,7 +99,7 @@ def _over_one_worker(used: DataFrame, own: DataFrame, plan: Plan) -> dict[str, A
 
 def settings(runs: DataFrame) -> DataFrame:
     """The settings in which arms differ, as their runs were started."""
-    used = where(runs, stage="test", usable=True)
+    used = rows_with(runs, stage="test", usable=True)
     first = used.groupby("arm", sort=False)["settings"].first()
     every = DataFrame(list(first), index=first.index)
     every = every.drop(columns=["seed", "mode", "rule"], errors="ignore")
@@ -142,7 +142,7 @@ def paper(runs: DataFrame, tests: DataFrame, plan: Plan) -> DataFrame:
     without_baseline = tests[tests["reference"] != BASELINE]
     rows = []
     for row in arms(runs, tests, plan).to_dict("records"):
-        own = where(without_baseline, treatment=row["arm"])
+        own = rows_with(without_baseline, treatment=row["arm"])
         word = "reference"
         if len(own):
             word = own.iloc[0]["word"]  # the tests are sorted, the primary one first
@@ -177,7 +177,7 @@ def _three_digits(interval: Interval) -> str:
 
 def _ratio(tests: DataFrame) -> str:
     """The first ratio of the times to the target, with its interval where it has one."""
-    timed = where(tests, endpoint="time_to_target")
+    timed = rows_with(tests, endpoint="time_to_target")
     known = timed[timed["ratio"].notna()]
     if known.empty:
         return MISSING
@@ -206,7 +206,7 @@ def tuning(runs: DataFrame, plan: Plan) -> DataFrame:
 
 def downstream(runs: DataFrame) -> DataFrame:
     """Scores after fine-tuning: means over the repetitions of a pretraining seed, then over these seeds."""
-    tuned = where(runs, stage="finetune", usable=True, diverged=False)
+    tuned = rows_with(runs, stage="finetune", usable=True, diverged=False)
     if tuned.empty:
         return DataFrame(columns=["arm", "score"])
     rows = []
@@ -241,7 +241,7 @@ def _with_nan(values: Mapping[str, Any]) -> dict[str, float]:
 
 def evaluation_sets(runs: DataFrame) -> DataFrame:
     """What every arm reached on each of several evaluation sets; texts that are not the same are another set."""
-    used = where(runs, usable=True, diverged=False, replicate=0)
+    used = rows_with(runs, usable=True, diverged=False, replicate=0)
     rows = []
     for run in each(used[used["stage"].isin(("test", "finetune"))]):
         rows += _on_sets(run)
@@ -279,7 +279,7 @@ def _over_seeds(rows: list[dict[str, Any]], by: list[str]) -> DataFrame:
 
 def confusion(runs: DataFrame, arm: str) -> DataFrame | None:
     """Sum of the confusion matrices of an arm's fine-tunings, rows the true class; None where they do not fit."""
-    tuned = where(runs, stage="finetune", arm=arm, usable=True)
+    tuned = rows_with(runs, stage="finetune", arm=arm, usable=True)
     known_labels = set()
     matrices = []
     for details in tuned["details"]:

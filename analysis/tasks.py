@@ -33,7 +33,7 @@ from analysis.over_tasks import (
     too_few,
 )
 from analysis.questions import is_primary
-from analysis.runs import where
+from analysis.runs import rows_with
 from analysis.stats import Array, Interval
 from asyncsgd.errors import UsageError
 
@@ -169,7 +169,7 @@ def _times(study: Study, names: Sequence[str], seeds: Any) -> dict[str, float]:
     target = study.plan.targets[names[0]]
     times = []
     for seed in seeds:
-        runs = [where(study.runs, arm=arm, seed=seed, replicate=0).iloc[0] for arm in names]
+        runs = [rows_with(study.runs, arm=arm, seed=seed, replicate=0).iloc[0] for arm in names]
         times.append([seen for _, seen in study.measure.crossings(runs, target)])
     medians = np.median(times, axis=0).tolist()
     return dict(zip(study.arms.loc[[*names], "algorithm"], medians, strict=True))

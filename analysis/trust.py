@@ -12,10 +12,10 @@ from pandas import DataFrame, Series
 
 from analysis import stats
 from analysis.curves import lowest_held, on_common_looks, reached
-from analysis.gate import BUDGET, MOST_LOAD, between, told_apart
+from analysis.gate import BUDGET, MAX_OTHER_LOAD, compare_arms, differences_by_design
 from analysis.measure import Measure
 from analysis.questions import Plan, conditions
-from analysis.runs import each, listed, where
+from analysis.runs import each, listed, rows_with
 from analysis.scores import BASELINE, not_learned
 from asyncsgd.studies.files import PlannedArm
 
@@ -85,7 +85,7 @@ def guard(seen: Seen) -> Row:
 def _guards(seen: Seen) -> Iterator[tuple[str, str]]:
     """A word and a sentence for every synchronous arm and every arm of one process with its global batch and rate."""
     measure = Measure(seen.curves)
-    used = where(seen.used, usable=True, replicate=0)
+    used = rows_with(seen.used, usable=True, replicate=0)
     is_sync = (used["algorithm"] == "sync") & (used["workers"] > 1)
     for arm, own in used[is_sync].groupby("arm"):
         batch = float(_global_batch(own).max())
@@ -113,10 +113,10 @@ def _guard(seen: Seen, measure: Measure, own: DataFrame, theirs: DataFrame) -> t
     if any(run.diverged for run in both) or not all(len(x) for x, _ in curves):
         return None
     arm = both[0].arm
-    may_differ = {*told_apart(arm, both[-1].arm, seen.plan), "batch_size", "accumulate"}
+    may_differ = {*differences_by_design(arm, both[-1].arm, seen.plan), "batch_size", "accumulate"}
     if all(row.asked.get("schedule") == "constant" for row in both):
         may_differ |= {*BUDGET}  # when a run ends then changes no step before it
-    unlike = between(ours, single, may_differ).unlike
+    unlike = compare_arms(ours, single, may_differ).why_not_comparable
     if unlike:
         return "not shown", f"not comparable: {unlike}"
     goal = max(lowest_held(curve) for curve in curves)
@@ -210,7 +210,7 @@ def batches(seen: Seen) -> Row:
 
 
 def oversubscribed(seen: Seen) -> Row:
-    over = where(seen.measured, oversubscribed=True)
+    over = rows_with(seen.measured, oversubscribed=True)
     if not len(over):
         return "no", "good", ""
     why = f"more threads than cores in {', '.join(over['arm'].unique())}: their seconds are no speed comparison"
@@ -225,7 +225,7 @@ def others(seen: Seen) -> Row:
     if not len(load):
         return "not known", "unknown", "no run says what else used its machine"
     most = f"{100 * load.max():.0f} % of the cores"
-    num_busy = (load > MOST_LOAD).sum()
+    num_busy = (load > MAX_OTHER_LOAD).sum()
     if num_busy:
         return f"{num_busy} of {len(measured)} measured runs", "bad", f"up to {most}: no speed comparison"
     num_unknown = len(measured) - len(load)
@@ -325,7 +325,7 @@ def registration(seen: Seen) -> Row:
 
 
 def learned(seen: Seen) -> Row:
-    tuned = where(seen.runs, stage="finetune", usable=True, diverged=False)
+    tuned = rows_with(seen.runs, stage="finetune", usable=True, diverged=False)
     if not len(tuned):
         return NOWHERE
     constant = []
@@ -350,7 +350,7 @@ def _one_class(details: dict[str, Any]) -> bool:
 
 
 def copies(seen: Seen) -> Row:
-    known = where(seen.used, usable=True, diverged=False)
+    known = rows_with(seen.used, usable=True, diverged=False)
     known = known[(known["parameters_sha256"] != "") & (known["updates"] > 0)]
     known = known[known["terms"].notna()]  # a closed-form problem may have no chance in it for a seed to decide
     num_seeds = known.groupby(["arm", "parameters_sha256"])["seed"].nunique()

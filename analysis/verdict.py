@@ -10,9 +10,9 @@ import numpy as np
 from pandas import DataFrame
 
 from analysis import stats
-from analysis.judge import DECIDED, ON_MARGIN, about_margin, between_looks, hopeless_because
+from analysis.answers import DECIDED, ON_MARGIN, is_undecided_by_gaps, margin_in_words, why_hopeless
 from analysis.questions import BASELINE, TIMES, Plan, is_primary
-from analysis.runs import where
+from analysis.runs import rows_with
 from asyncsgd.studies.config import words_of_score
 
 NAMES = {"async": "asynchronous training", "sync": "synchronous training", "single": "training on one worker"}
@@ -35,7 +35,7 @@ HOLM = "a p_Holm is the p value of a test, raised by Holm's method for the numbe
 NORMAL = "tested: whether the mean difference lies within the margin, by t tests, which take differences as normal"
 
 
-def what_of(endpoint: str) -> str:
+def endpoint_in_words(endpoint: str) -> str:
     """An endpoint in words."""
     return WHAT.get(endpoint) or f"{words_of_score(endpoint)} after fine-tuning"
 
@@ -81,7 +81,7 @@ def headlines(
 
 def _registered(row: Any, arms: DataFrame, plan: Plan) -> bool:
     arm = arms.loc[row.treatment]
-    return is_primary(plan, arm["workers"], arm["clock"]) and plan.names(row.treatment)
+    return is_primary(plan, arm["workers"], arm["clock"]) and plan.is_in_family(row.treatment)
 
 
 def _headline(
@@ -94,7 +94,7 @@ def _headline(
     warnings: Mapping[str, str],
 ) -> Headline:
     about = f"{row.treatment} {row.reference}"
-    own = where(rows, treatment=row.treatment, reference=row.reference)
+    own = rows_with(rows, treatment=row.treatment, reference=row.reference)
     named = _names(row, arms)
     told = [row, *own[own["endpoint"] == _beside(row, own)].itertuples()]
     sentences: list[str] = []
@@ -150,7 +150,7 @@ def _beside(row: Any, own: DataFrame) -> str:
 
 def sentence(row: Any, ours: str, theirs: str, *, named: bool = False) -> str:
     """What one row shows; without the names of the arms where a sentence before has `named` them."""
-    what = what_of(row.endpoint)
+    what = endpoint_in_words(row.endpoint)
     whose = f"its {what}" if named else f"the {what} of {ours}"
     if row.word == "not comparable":
         return f"{whose} is not comparable with that of {theirs}: {row.reason}"
@@ -163,7 +163,7 @@ def sentence(row: Any, ours: str, theirs: str, *, named: bool = False) -> str:
     if row.p != row.p:
         return f"nothing is shown about {whose}: {row.reason}"
     if row.word == "undecided":
-        told = f": {row.between}" if between_looks(row) else _so_far(row, unit)
+        told = f": {row.between}" if is_undecided_by_gaps(row) else _so_far(row, unit)
         return f"whether {whose} is better or worse{than} is undecided{told}"
     if row.word == "equivalent":
         return f"{whose} is equivalent{to} within ±{row.margin:g}{unit}"
@@ -189,7 +189,7 @@ def _time(row: Any, ours: str, theirs: str) -> str:
     if row.p != row.p:
         nothing = f"nothing is shown about the time to the target of {ours} and {theirs}: {row.reason}"
         return nothing if row.reached[0] == row.reached[1] else f"{counts}. {capital(nothing)}"
-    if row.word == "undecided" and between_looks(row):
+    if row.word == "undecided" and is_undecided_by_gaps(row):
         return f"{whether}: {row.between}"
     if row.word == "undecided":
         return f"{whether}{_so_far(row, f' {row.unit}')}" if everybody else f"{whether}. {capital(counts)}"
@@ -251,7 +251,7 @@ def _size(row: Any, form: Callable[[float], str]) -> str:
 
 def _so_far(row: Any, unit: str) -> str:
     """The estimate of an undecided row with its interval, and whether so few seeds could have shown anything."""
-    told = ", and so few seeds cannot show it" if hopeless_because(row) else ""
+    told = ", and so few seeds cannot show it" if why_hopeless(row) else ""
     if row.estimate != row.estimate or row.low != row.low:
         return told
     form = digits(row.estimate, row.low, row.high)
@@ -277,7 +277,7 @@ def details(row: Any, reference: str) -> list[str]:
     if row.p != row.p and row.word != "too few seeds":
         return []
     lines = [numbers(row, reference)]
-    what = what_of(row.endpoint)
+    what = endpoint_in_words(row.endpoint)
     if row.word == "too few seeds":
         return [f"so far, without a verdict ({row.reason}): {lines[0]}"] if row.n and row.p == row.p else []
     lines += [note for note in row.notes if note.kind == "corrected"]
@@ -288,7 +288,7 @@ def details(row: Any, reference: str) -> list[str]:
         lines.append(row.refused)
     level = 1 - row.alpha
     if row.word in ON_MARGIN:
-        lines += filter(None, [about_margin(row, reference)])
+        lines += filter(None, [margin_in_words(row, reference)])
         lines += [f"{what}: {_others(int(row.outside), row.n, 'outside the margin', level)}", NORMAL]
     elif row.word in ("better", "worse"):
         other = "worse" if row.word == "better" else "better"
@@ -299,7 +299,7 @@ def details(row: Any, reference: str) -> list[str]:
         else:
             against -= row.ties
         lines += [f"{what}: {_others(against, row.n, other, level)}", ASSUMED]
-    elif hopeless := hopeless_because(row):
+    elif hopeless := why_hopeless(row):
         lines.append(hopeless)
     return lines
 
@@ -311,7 +311,7 @@ def _others(count: int, n: int, what: str, level: float) -> str:
 
 def numbers(row: Any, reference: str) -> str:
     """Estimate, interval and p value."""
-    what = what_of(row.endpoint)
+    what = endpoint_in_words(row.endpoint)
     if row.diverged != (0, 0) or row.test == "signed rank":
         return f"{what}: {_ranked(row)} (signed-rank test, {p_text(row)})"
     if row.p != row.p:

@@ -210,12 +210,13 @@ def costs_of(config: Config, losses: Mapping[tuple[str, int, int], float]) -> Co
 
 def answers(config: Config, costs: Costs) -> list[dict[str, Any]]:
     """A row for each difference and delay, tested within its family."""
-    from analysis import judge
+    from analysis import answers
 
     rows = []
     for family, (arm, reference) in config.differences.items():
-        questions = [judge.of_numbers(costs[arm][delay], costs[reference][delay]) for delay in config.delays[1:]]
-        for delay, row in zip(config.delays[1:], judge.answer(questions), strict=True):
+        delays = config.delays[1:]
+        questions = [answers.question_of_numbers(costs[arm][delay], costs[reference][delay]) for delay in delays]
+        for delay, row in zip(delays, answers.answer_family(questions), strict=True):
             known = {"family": family, "arm": arm, "reference": reference, "delay": delay}
             shown = ("estimate", "low", "high", "p", "p_holm", "word", "n")
             rows.append(known | {key: getattr(row, key) for key in shown})

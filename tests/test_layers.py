@@ -40,10 +40,11 @@ DOORS = {
 }
 JUDGING = """
 stats questions runs
-curves gate
+curves meanings
+gate
 places
 read pairs
-scores
+scores answers
 judge
 verdict trust
 tables

@@ -373,7 +373,7 @@ class Common:
         object.__setattr__(self, "optimization", optimization)
 
 
-ONLY: Mapping[str, tuple[str, tuple[str, ...]]] = {
+MEANINGFUL_FOR: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "clock": ("mode", ("async",)),
     "rule": ("mode", ("async",)),
     "transport": ("mode", ("async",)),
@@ -435,7 +435,7 @@ def common_contradictions(settings: Common, batch_size: int) -> Iterator[str]:
         yield f"--mode single has one worker, got --nproc {job.nproc}; type --nproc 1, --mode sync or --mode async"
     if job.clock != "virtual":
         check_processes(job.nproc)
-    for name, (other, allowed) in ONLY.items():
+    for name, (other, allowed) in MEANINGFUL_FOR.items():
         if name in given and values[other] not in allowed:
             yield f"{typed(name)} is for {flag_of(other)} {' or '.join(allowed)}, got {typed(other)}; drop one of them"
     for beside, names in IDLE_BESIDE.items():

@@ -36,8 +36,9 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from scipy import stats
 
+from analysis.answers import answer_family, question_of_numbers
 from analysis.curves import Curve, bracket, losses_around, on_common_looks, shared_look
-from analysis.judge import AFTERWARDS, answer, of_numbers
+from analysis.judge import TARGET_SHARE_IF_UNDECLARED
 from analysis.over_tasks import mean_improvement, stratified_bootstrap
 from analysis.stats import detectable_effect, equivalence, holm, sign_flip
 from analysis.trust import guarded
@@ -271,7 +272,7 @@ def own_target(arms: Arms) -> float:
     losses = [y for _, (_, y) in arms.curves]
     first = float(numpy.mean([y[0] for y in losses]))
     best = float(numpy.mean([y.min() for y in losses]))
-    return first - AFTERWARDS * (first - best)
+    return first - TARGET_SHARE_IF_UNDECLARED * (first - best)
 
 
 def word_on_losses(arms: Arms) -> str:
@@ -288,8 +289,8 @@ def word_on_losses(arms: Arms) -> str:
 
 
 def word_of(ends: Array) -> str:
-    measured = of_numbers(ends[:, 0], ends[:, 1], between="two looks")
-    answers = answer([measured])
+    measured = question_of_numbers(ends[:, 0], ends[:, 1], between="two looks")
+    answers = answer_family([measured])
     return answers[0].word
 
 

@@ -172,7 +172,7 @@ def test_pairs_of_real_processes_are_timed_at_the_rates_of_the_virtual_clock_and
     arguments = [str(config_yaml), "--out", str(out), "--speeds", "constant:1", "--measured"]
     monkeypatch.setattr("sys.argv", ["dose_response.py", *arguments])
     monkeypatch.setattr(script, "available_cores", lambda: 2)
-    monkeypatch.setattr("analysis.gate.MOST_LOAD", math.inf)  # other tests run beside this one
+    monkeypatch.setattr("analysis.gate.MAX_OTHER_LOAD", math.inf)  # other tests run beside this one
     assert script.main() == 0
     virtual, measured = capsys.readouterr().out.split("MEASURED: real processes on this machine")
     assert "the same run" in virtual
@@ -184,7 +184,7 @@ def test_pairs_of_real_processes_are_timed_at_the_rates_of_the_virtual_clock_and
     runs = read_dose(measured_out).runs.set_index("algorithm")
     assert runs["learning_rate"].to_dict() == {"sync": 3e-3, "delayed": 1e-3}
     assert runs.loc["delayed", "delay_max"] <= 1  # the first gradients find nothing to wait for
-    monkeypatch.setattr("analysis.gate.MOST_LOAD", -1.0)  # as on a machine that others use
+    monkeypatch.setattr("analysis.gate.MAX_OTHER_LOAD", -1.0)  # as on a machine that others use
     busy = read_dose(measured_out)
     assert "other programs used" in busy.untimed[1, 100]
     pairs = pairs_of(busy._replace(targets={1: 1.0}))

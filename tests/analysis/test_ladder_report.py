@@ -9,7 +9,7 @@ import yaml
 from pandas import DataFrame
 from synthetic import SyntheticArm, edit_json, straight, write_run
 
-from analysis.gate import Between, Compared
+from analysis.gate import ArmsCompared, RunsCompared
 from analysis.ladder import TRAINING, Ladders, Sides, ladder_of, read, speed_up, verdict_in
 from analysis.ladder_sections import addition_of, publication_table, tables_of
 from analysis.ladder_sections import text as text_of
@@ -119,9 +119,9 @@ LADDERS = {
 
 def sides(before, after):
     """Trainings of which all turns are compared."""
-    pairs = {(turn, 0): Compared({}, {}, {}) for turn in range(len(after))}
+    pairs = {(turn, 0): RunsCompared({}, {}, {}) for turn in range(len(after))}
     frames = [DataFrame(one, columns=[*TRAINING]).astype(float) for one in (before, after)]
-    return Sides(*frames, Between(pairs))
+    return Sides(*frames, ArmsCompared(pairs))
 
 
 def built(given):
