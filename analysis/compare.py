@@ -40,30 +40,8 @@ DIGITS = {
     "delay_max": 0,
 }
 """Columns whose means are shown, with their decimals."""
-ALIKE_IN_SPITE_OF = frozenset(
-    (
-        "mode",
-        "rule",
-        "nproc",
-        "workers",
-        "batch_size",
-        "clock",
-        "seed",
-        "evaluations",
-        "evaluate_every",
-        "evaluate_at",
-        "run_dir",
-        "cache_dir",
-        "overwrite",
-        "data",
-        "eval_data",
-        "text_column",
-        "eval_samples",
-        "eval_mask",
-        "eval_mask_prob",
-    )
-)
-"""Settings in which runs of a row may differ, or that have a column."""
+OF_THE_EVALUATION = ("data", "eval_data", "text_column", "eval_mask", "eval_mask_prob")
+"""Settings of the evaluation set, which `EVALUATED_ON` compares by what was recorded."""
 
 
 def read_all(folders: Sequence[Path]) -> tuple[DataFrame, DataFrame]:
@@ -112,7 +90,7 @@ def rows_of(runs: DataFrame) -> DataFrame:
 
     table = runs.assign(done=(runs["status"] == "DONE") & ~runs["diverged"])
     by = [runs[column] for column in CONDITION]
-    for key in _apart(runs):
+    for key in _settings_with_columns(runs):
         values = [settings.get(key) for settings in runs["settings"]]
         texts = ["-" if value is None else str(value) for value in values]
         by.append(Series(texts, index=runs.index, name=key))
@@ -125,17 +103,18 @@ def rows_of(runs: DataFrame) -> DataFrame:
     return counts.join(means).reset_index()
 
 
-SHOWN_WHERE_ROWS_DIFFER = frozenset(("model", "learning_rate", "samples", "epochs", "seconds", "speeds"))
+SHOWN_WHERE_ROWS_DIFFER = {"model", "learning_rate", "samples", "epochs", "seconds", "speeds"}
 
 
-def _apart(runs: DataFrame) -> list[str]:
-    """Settings in which runs of one condition differ; the learning rate and the budget also where rows do."""
+def _settings_with_columns(runs: DataFrame) -> list[str]:
+    """Settings in which runs of one condition differ; those of `SHOWN_WHERE_ROWS_DIFFER` also where rows do."""
+    from analysis.places import NEVER_NAMED
     from asyncsgd.studies.arms import differing
 
-    apart = SHOWN_WHERE_ROWS_DIFFER.intersection(differing(runs["settings"], frozenset()))
+    found = SHOWN_WHERE_ROWS_DIFFER.intersection(differing(runs["settings"], frozenset()))
     for _, alike in runs.groupby(CONDITION, dropna=False):
-        apart |= {*differing(alike["settings"], ALIKE_IN_SPITE_OF)}
-    return sorted(apart)
+        found |= {*differing(alike["settings"], {*NEVER_NAMED, *OF_THE_EVALUATION})}
+    return sorted(found)
 
 
 def shown(rows: DataFrame) -> DataFrame:
@@ -295,7 +274,7 @@ def _pictures(runs: DataFrame) -> Iterator[tuple[str, str, DataFrame]]:
 
 def _arms(runs: DataFrame) -> list[str]:
     """The name of every run's row."""
-    keys = _apart(runs) if len(runs) else []
+    keys = _settings_with_columns(runs) if len(runs) else []
     names = []
     for row in runs.itertuples():
         parts = [str(row.rule or row.mode), f"w{row.workers:g}", row.clock]

@@ -13,12 +13,10 @@ from analysis.stats import Array, t_interval
 
 Curve: TypeAlias = tuple[Array, Array]
 """Positions, strictly increasing, and losses there."""
-SAME_LOOKS = 1.1
-"""How many times as often one of two runs may be looked at that stop where they see a loss."""
-
-
-MOST_POINTS = 200
-"""Of a mean curve."""
+SAME_FREQUENCY = 1.1
+"""Two runs that stop at a target loss count as equally often evaluated up to this ratio."""
+MAX_MEAN_POINTS = 200
+"""The number of points that a mean curve has at most."""
 
 
 def unit_of(details: Mapping[str, Any]) -> str:
@@ -27,14 +25,14 @@ def unit_of(details: Mapping[str, Any]) -> str:
 
 
 def curve(frame: DataFrame, x: str, y: str = "loss") -> Curve:
-    """A run's evaluations with a finite loss; of several at one position the last."""
+    """A run's evaluations with a finite loss; of several at one position the last one."""
     is_finite = np.isfinite(frame[x]) & np.isfinite(frame[y])
     known = frame[is_finite].drop_duplicates(x, keep="last").sort_values(x)
     return known[x].to_numpy(float), known[y].to_numpy(float)
 
 
 def loss_at(curve: Curve, position: float) -> float:
-    """Linear between evaluations; nan beyond them."""
+    """The loss at a position, by linear interpolation between evaluations; nan before the first and after the last."""
     x, y = curve
     if not len(x):
         return math.nan
@@ -44,13 +42,16 @@ def loss_at(curve: Curve, position: float) -> float:
 def first_held(curve: Curve, target: float) -> int | None:
     """The first evaluation at or below `target` whose next one is too, or that is the last; None: there is none."""
     is_below = curve[1] <= target
-    stays_below = np.append(is_below[1:], True)[: len(is_below)]
+    stays_below = np.append(is_below[1:], True)[: len(is_below)]  # none for an empty curve
     held = np.flatnonzero(is_below & stays_below)
     return int(held[0]) if len(held) else None
 
 
 def bracket(curve: Curve, target: float) -> tuple[float, float]:
-    """The last evaluation above `target` and the first one that holds it, between which it was reached; inf: never."""
+    """The positions of the last evaluation above `target` and of the first one that holds it; inf: never.
+
+    Between the two the target was reached.
+    """
     k = first_held(curve, target)
     if k is None:
         return math.inf, math.inf
@@ -60,73 +61,80 @@ def bracket(curve: Curve, target: float) -> tuple[float, float]:
 
 
 def reached(curve: Curve, target: float) -> float:
-    """Where the chord of `bracket` is at `target`: a reading between two looks, on which no verdict rests."""
+    """Where the line between the two evaluations of `bracket` is at `target`. No verdict rests on it."""
     x, y = curve
     k = first_held(curve, target)
     if k is None:
         return math.inf
     if k == 0:
         return float(x[0])
-    fall = y[k - 1] - y[k]
-    share = (y[k - 1] - target) / fall
+    share = (y[k - 1] - target) / (y[k - 1] - y[k])
     position = x[k - 1] + share * (x[k] - x[k - 1])
     return float(min(position, x[k]))
 
 
-def shared_look(curves: Sequence[Curve], end: float, near: float) -> float | None:
-    """The last position in the second half up to `end` to which every curve has a look that is `near`; None: none."""
+def shared_position(curves: Sequence[Curve], end: float, tolerance: float) -> float | None:
+    """The last position in [end / 2, end + tolerance] at which every curve has an evaluation; None: there is none.
+
+    A curve has an evaluation there if one lies within `tolerance`.
+    """
     first, *others = curves
-    for at in first[0][::-1].tolist():
-        if not end / 2 <= at <= end + near:
+    for position in first[0][::-1].tolist():
+        if not end / 2 <= position <= end + tolerance:
             continue
-        if all(np.abs(x - at).min() <= near for x, _ in others):
-            return float(at)
+        if all(np.abs(x - position).min() <= tolerance for x, _ in others):
+            return float(position)
     return None
 
 
-def losses_around(curve: Curve, position: float, near: float) -> tuple[float, float]:
-    """The loss at a look `near` a position, twice; else those of the looks after and before it, nan where they rise."""
+def losses_around(curve: Curve, position: float, tolerance: float) -> tuple[float, float]:
+    """The lowest and the highest possible loss at a position.
+
+    Both are the loss of an evaluation within `tolerance`. Without one they are the losses of the evaluations after and
+    before the position, and nan if the loss rises between these.
+    """
     x, y = curve
     k = int(np.searchsorted(x, position))
-    beside = [place for place in (k - 1, k) if 0 <= place < len(x)]
-    nearest = min(beside, key=lambda place: abs(x[place] - position))
-    if abs(x[nearest] - position) <= near:
+    neighbours = [index for index in (k - 1, k) if 0 <= index < len(x)]
+    nearest = min(neighbours, key=lambda index: abs(x[index] - position))
+    if abs(x[nearest] - position) <= tolerance:
         loss = float(y[nearest])
         return loss, loss
-    if len(beside) < 2 or y[k] > y[k - 1]:
+    if len(neighbours) < 2 or y[k] > y[k - 1]:
         return math.nan, math.nan
     return float(y[k]), float(y[k - 1])
 
 
 def lowest_held(curve: Curve) -> float:
-    """The lowest target that `reached` finds on a curve."""
+    """The lowest target that a curve holds, as `first_held` says it."""
     y = curve[1]
     of_two = np.maximum(y[:-1], y[1:])
     return float(np.minimum(y[-1], of_two.min(initial=math.inf)))
 
 
-def on_common_looks(curves: Sequence[Curve]) -> list[Curve]:
-    """Curves that are compared, none looked at more often than another: more looks would see a low loss sooner."""
+def thinned_to_sparsest(curves: Sequence[Curve]) -> list[Curve]:
+    """Curves that are compared, none with more evaluations than another: more of them would see a low loss sooner."""
     if not curves:
         return []
     end = min(x[-1] for x, _ in curves)
     counts = [int((x <= end).sum()) for x, _ in curves]
     fewest = min(counts)
     sparsest, _ = curves[counts.index(fewest)]
-    shared = []
+    thinned = []
     for (x, y), count in zip(curves, counts, strict=True):
         if count > fewest:
             kept = _nearest(x, sparsest)
-            shared.append((x[kept], y[kept]))
+            thinned.append((x[kept], y[kept]))
         else:
-            shared.append((x, y))
-    return shared
+            thinned.append((x, y))
+    return thinned
 
 
 def until_shared(curve: Curve, other: Curve) -> Curve:
-    """A curve that ends where a loss was first seen, up to the last look that the other has too, or would have had.
+    """A curve that ends where a loss was first seen, cut at the last evaluation that the other run has too.
 
-    Who is looked at more often sees a loss sooner, so looks of its own must not end its wait.
+    The other run's evaluations go on beyond its end in their spacing. A run that was evaluated more often would
+    otherwise see its target sooner.
     """
     x, y = curve
     if len(x) < 2:
@@ -137,39 +145,41 @@ def until_shared(curve: Curve, other: Curve) -> Curve:
     if len(others) > 1:
         step_of_others = float(np.diff(others).mean())
     shorter = min(step, step_of_others)
-    if max(step, step_of_others) <= SAME_LOOKS * shorter:
+    if max(step, step_of_others) <= SAME_FREQUENCY * shorter:
         return curve
-    beside = shorter / 2 * (1 - 1e-9)
-    shared = others[others < x[-1] + beside]
-    kept = x < shared.max(initial=x[0]) + beside
+    tolerance = shorter / 2 * (1 - 1e-9)
+    shared = others[others < x[-1] + tolerance]
+    kept = x < shared.max(initial=x[0]) + tolerance
     return x[kept], y[kept]
 
 
-def _going_on(looks: Array, end: float) -> Array:
-    """Looks that go on to `end` in their mean spacing."""
-    if len(looks) < 2:
-        return looks
-    last = looks[-1]
-    step = (last - looks[0]) / (len(looks) - 1)
+def _going_on(positions: Array, end: float) -> Array:
+    """Positions that go on to `end` in their mean spacing."""
+    if len(positions) < 2:
+        return positions
+    last = positions[-1]
+    step = (last - positions[0]) / (len(positions) - 1)
     number = round(max(0.0, end - last) / step)
-    return np.append(looks, last + step * np.arange(1, number + 1))
+    return np.append(positions, last + step * np.arange(1, number + 1))
 
 
 def _nearest(x: Array, sparse: Array) -> list[int] | slice:
-    """The looks of `x` nearest to those of the sparsest curve, whose mean spacing goes on beyond its end."""
+    """The evaluations of `x` nearest to those of the sparsest curve, whose mean spacing goes on beyond its end."""
     sparse = _going_on(sparse, x[-1])
     wanted = np.unique(np.minimum(sparse, x[-1]))
     wanted[-1] = x[-1]
-    spare = len(x) - len(wanted)
-    if spare <= 0:
+    num_spare = len(x) - len(wanted)
+    if num_spare <= 0:
         return slice(None)
     right = np.clip(np.searchsorted(x, wanted), 1, len(x) - 1)
     left = right - 1
     is_left = wanted - x[left] <= x[right] - wanted
     kept: list[int] = []
+    # each wanted position takes the nearest evaluation that is not taken and leaves one for each position to come
     for number, index in enumerate(np.where(is_left, left, right)):
         first_free = kept[-1] + 1 if kept else 0
-        kept.append(min(max(int(index), first_free), spare + number))
+        last_free = num_spare + number
+        kept.append(min(max(int(index), first_free), last_free))
     return kept
 
 
@@ -182,13 +192,11 @@ def band(curves: Sequence[Curve]) -> tuple[Array, ...]:
     last = min(x[-1] for x, _ in known)
     looks = np.unique(np.concatenate([x for x, _ in known]))
     grid = looks[(first <= looks) & (looks <= last)]
-    if len(grid) > MOST_POINTS:
-        grid = np.linspace(first, last, MOST_POINTS)
+    if len(grid) > MAX_MEAN_POINTS:
+        grid = np.linspace(first, last, MAX_MEAN_POINTS)
     intervals = []
     for position in grid:
         losses = [float(np.interp(position, x, y)) for x, y in known]
-        intervals.append(t_interval(losses))
-    mean = np.array([interval.estimate for interval in intervals])
-    low = np.array([interval.low for interval in intervals])
-    high = np.array([interval.high for interval in intervals])
+        intervals.append(t_interval(losses)[:3])
+    mean, low, high = np.reshape(intervals, (-1, 3)).T
     return grid, mean, low, high

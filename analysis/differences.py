@@ -99,7 +99,6 @@ def _question(runs: DataFrame, measure: Measure, plan: Plan, four: FourArms) -> 
     theirs = pair_of(runs, TwoArms(four.other, four.other_unchanged, *condition), plan)
     across = pair_of(runs, TwoArms(four.unchanged, four.other_unchanged, *condition), plan)
     columns = _names(four) | _limits(ours, theirs)
-    columns["group"] = four.group
     why_not_comparable = ours.why_not_comparable or theirs.why_not_comparable or across.why_not_comparable
     if why_not_comparable:
         return QuestionRow(**columns, why_no_test=why_not_comparable, is_not_comparable=True)
@@ -145,5 +144,6 @@ def _names(arms: FourArms) -> dict[str, Any]:
     return {
         "treatment": f"{arms.changed} - {arms.unchanged}",
         "reference": f"{arms.other} - {arms.other_unchanged}",
+        "group": arms.group,
         "endpoint": ENDPOINT,
     }

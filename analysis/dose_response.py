@@ -33,7 +33,7 @@ from pandas import DataFrame, Series
 
 from analysis import gallery, plots
 from analysis.crossing import Crossing, crossing_point
-from analysis.curves import Curve, curve, loss_at, lowest_held, on_common_looks, reached, unit_of
+from analysis.curves import Curve, curve, loss_at, lowest_held, reached, thinned_to_sparsest, unit_of
 from analysis.gate import ArmsCompared, compare_arms, differences_by_design
 from analysis.page import Addition, Section, drawing, table
 from analysis.questions import Plan
@@ -222,7 +222,7 @@ def compare_curves(ours: Curve, theirs: Curve) -> tuple[list[float], float]:
     >>> [round(math.exp(log), 6) for log in logs], gap
     ([2.0, 2.0, 2.0, 2.0], 1.0)
     """
-    our_looks, their_looks = on_common_looks([ours, theirs])
+    our_looks, their_looks = thinned_to_sparsest([ours, theirs])
     # both start from the same model; on real processes the two first losses may differ by rounding
     first = min(ours[1][0], theirs[1][0])
     lowest = max(lowest_held(our_looks), lowest_held(their_looks))

@@ -32,26 +32,6 @@ from analysis.runs import MACHINE, RunRow, each
 from asyncsgd.settings.flags import specs_of
 from asyncsgd.settings.groups import MEANINGFUL_FOR, Budget, Job, Machine, Steps
 
-MENTIONED = (
-    "device",
-    "machine",
-    "torch",
-    "commit",
-    "threads",
-    "micro_batches",
-    "auto_batch",
-    "gradient_checkpointing",
-    "compile",
-    "prefetch",
-    "transport",
-    "deepspeed_config",
-    "evaluations",
-    "evaluate_every",
-    "evaluate_at",
-    "keep_best",
-)
-"""Settings that change a loss only by rounding or by other draws of dropout. A difference in one of them is mentioned
-and does not stop a comparison. Micro-batches change more where a layer normalises over the batch."""
 CHANGES_SECONDS = (
     "device",
     "machine",
@@ -65,6 +45,18 @@ CHANGES_SECONDS = (
 )
 """Those of `MENTIONED` that also change the seconds of a training. Where one differs, measured seconds are not
 compared."""
+MENTIONED = (
+    *CHANGES_SECONDS,
+    "commit",
+    "auto_batch",
+    "deepspeed_config",
+    "evaluations",
+    "evaluate_every",
+    "evaluate_at",
+    "keep_best",
+)
+"""Settings that change a loss only by rounding or by other draws of dropout. A difference in one of them is mentioned
+and does not stop a comparison. Micro-batches change more where a layer normalises over the batch."""
 MAX_OTHER_LOAD = 0.1
 """Share of the cores that others may have had while seconds were measured."""
 START_COLUMNS = {

@@ -12,7 +12,7 @@ from pandas import DataFrame
 from analysis import stats
 from analysis.answers import TESTS, QuestionRow, answer_family, speedup
 from analysis.curves import unit_of
-from analysis.measure import Measure, values_of
+from analysis.measure import Measure, unit_of_seconds, values_of
 from analysis.pairs import Pairs
 from analysis.questions import BASELINE, TIMES, Plan, is_primary
 from analysis.runs import Note
@@ -91,14 +91,12 @@ def other_targets(pairs: Pairs, measure: Measure, plan: Plan) -> list[str]:
         ours = values["treatment_ends"]
         theirs = values["reference_ends"]
         if len(ours) and np.isfinite(values["brackets"]).all() and ours[:, 1].min() > 0:
-            ratio, _ = speedup(ours, theirs)
-            speedups.append((ratio, share))
+            speedups.append((speedup(ours, theirs)[0], share))
     if not speedups:
         return []
     most, most_share = max(speedups)
     least, least_share = min(speedups)
-    is_apart = most.low > least.high
-    if not is_apart or most.estimate < LARGE_SPREAD * least.estimate:
+    if not most.low > least.high or most.estimate < LARGE_SPREAD * least.estimate:
         return []
     at_most = f"{_speedup_in_words(most)} at {100 * most_share:g} % of the improvement"
     at_least = f"{_speedup_in_words(least)} at {100 * least_share:g} % of the improvement"
@@ -153,10 +151,8 @@ def _values_at_target(pairs: Pairs, measure: Measure, target: float) -> dict[str
     times = measure.times(pairs, target) | {"target": target}
     if not times.get("common"):
         return {"time_to_target": times}
-    earliest = times["brackets"][:, :, 0]
-    latest = times["brackets"][:, :, 1]
-    is_surely = latest <= times["budget"]
-    is_perhaps = earliest < times["budget"]
+    is_surely = times["brackets"][:, :, 1] <= times["budget"]
+    is_perhaps = times["brackets"][:, :, 0] < times["budget"]
     shares = np.stack((is_surely, is_perhaps), axis=2).astype(float)  # pairs x arms x (surely, perhaps)
     reached = times | values_of(shares[:, 0], shares[:, 1], times["seeds"])
     reached |= {"notes": (), "why_no_test": "", "between": "", "reached": (0, 0), "later": (0, 0)}
@@ -179,7 +175,7 @@ def _question(plan: Plan, arms: DataFrame, columns: dict[str, Any], afterwards: 
     arm = arms.loc[columns["treatment"]]
     endpoint = columns["endpoint"]
     score = endpoint if is_score(endpoint) else "loss"
-    units = {"time_to_target": "s" if arm["clock"] == "measured" else "virtual s", "target_reached": "of the runs"}
+    units = {"time_to_target": unit_of_seconds(arm["clock"]), "target_reached": "of the runs"}
     defaults = {"unit": units.get(endpoint, ""), "lower": endpoint != "target_reached"}
     row = QuestionRow(**(defaults | columns), alpha=registered.alpha, family="secondary")
     if endpoint not in TO_THE_TARGET:

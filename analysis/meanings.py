@@ -15,9 +15,7 @@ from asyncsgd.simulation.speeds import parse_network, parse_speeds
 from asyncsgd.tasks import TASKS, task_class
 
 BY_FINGERPRINT = ("data", "data_name", "eval_data", "split", "model", "model_name", "candidates")
-NOT_COMPARED = frozenset(
-    (*specs_of(Output), *BY_FINGERPRINT, *MACHINE, *ABOUT_THE_RUN, "seed", "problem_seed", "predictions")
-)
+NOT_COMPARED = {*specs_of(Output), *BY_FINGERPRINT, *MACHINE, *ABOUT_THE_RUN, "seed", "problem_seed", "predictions"}
 """Settings that are left out of `asked_of`: `START_COLUMNS` and `MACHINE` compare what the run recorded of them, or
 they are only paths."""
 NOT_KNOWN = "not known"

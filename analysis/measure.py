@@ -1,4 +1,4 @@
-"""Reads values off curves: losses at equal samples and seconds, and between which looks a run came to a target."""
+"""Reads values off curves: losses at equal samples and seconds, and the evaluations around the target loss."""
 
 from __future__ import annotations
 
@@ -10,25 +10,38 @@ import numpy as np
 from numpy.typing import NDArray
 from pandas import DataFrame
 
-from analysis.curves import SAME_LOOKS, Curve, bracket, curve, losses_around, on_common_looks, shared_look, until_shared
+from analysis.curves import (
+    SAME_FREQUENCY,
+    Curve,
+    bracket,
+    curve,
+    losses_around,
+    shared_position,
+    thinned_to_sparsest,
+    until_shared,
+)
 from analysis.pairs import Pairs
 from analysis.runs import Note
 from analysis.stats import Array
 
 BY_RANKS = Note("a diverged run is worse than any other, so the pairs are compared by ranks")
-WHOLE = 0.95
-"""Share of the planned samples that a run must have."""
+COMPLETE_SHARE = 0.95
+"""A run that ends before this share of its planned samples, or of the longest run, is said to end early."""
+EVERY_RUN_HAD = "every run had"
 CUT_SHORT = "restricted to where the first run that missed it ended,"
-NONE = np.array([])
+LONGEST_RUN = "restricted to the longest run,"
+"""What the seconds up to which runs are compared are, one of three. The note on these seconds begins with it."""
+EMPTY = np.array([])
 NEVER = (math.inf, math.inf)
 """The ends of what never came: a time of a run that missed its target, a loss of one that diverged."""
 
 
 def values_of(ours: Array, theirs: Array, seeds: list[Any], **limits: Any) -> dict[str, Any]:
-    """Columns of `tests`: one value a pair of an endpoint, inf of a run that diverged, and what limits them.
+    """Fields of a `QuestionRow`: the values of an endpoint in each pair, inf of a run that diverged.
 
     Args:
-        ours, theirs: of each pair a number, or two between which it lies (n x 2), whose middle is then the value.
+        ours, theirs: of each pair a number, or the two between which it lies (n x 2), whose middle is then the value.
+        limits: other fields, such as notes.
     """
     our_ends = _as_ends(ours)
     their_ends = _as_ends(theirs)
@@ -44,7 +57,7 @@ def values_of(ours: Array, theirs: Array, seeds: list[Any], **limits: Any) -> di
 
 
 def _as_ends(values: Array) -> Array:
-    """Two ends of every value; a number is both of its own."""
+    """The lowest and the highest possible value of each pair (n x 2); equal where the value is known."""
     return values if values.ndim == 2 else np.column_stack((values, values))
 
 
@@ -56,9 +69,9 @@ class Measure:
         self._known: dict[tuple[str, str], Curve] = {}
 
     def curve(self, run: str, x: str) -> Curve:
-        """Empty for a run without an evaluation."""
+        """The curve of a run; empty for a run without an evaluation."""
         if run not in self._frames:
-            return NONE, NONE
+            return EMPTY, EMPTY
         if (run, x) not in self._known:
             self._known[run, x] = curve(self._frames[run], x)
         return self._known[run, x]
@@ -68,23 +81,27 @@ class Measure:
         return float(self._frames[run][x].max()) if run in self._frames else math.nan
 
     def crossings(self, runs: Sequence[Any], target: float, x: str = "seconds") -> list[tuple[float, float]]:
-        """Between which looks each of `runs` came to the target, on looks that all had; never for one that diverged, or
-        that ends above its own start.
+        """The positions of the two evaluations between which each run came to the target.
 
-        A run that stopped at its target_loss was there at its end, whoever else was looked at then.
+        No run has more evaluations than another: curves are thinned to the sparsest, always with the last evaluation,
+        at which a run that stopped at its target_loss had reached it. A run that diverged, or ends above its own first
+        loss, has `NEVER`.
         """
-        own = {run.run: self.curve(run.run, x) for run in runs if not (run.diverged or self._ended_higher(run.run))}
-        shared = on_common_looks(list(own.values()))
-        brackets = {name: bracket(of_run, target) for name, of_run in zip(own, shared, strict=True)}
+        curves = {}
+        for run in runs:
+            if not (run.diverged or self._ended_higher(run.run)):
+                curves[run.run] = self.curve(run.run, x)
+        thinned = thinned_to_sparsest(list(curves.values()))
+        brackets = {name: bracket(thin, target) for name, thin in zip(curves, thinned, strict=True)}
         return [brackets.get(run.run, NEVER) for run in runs]
 
-    def looks(self, runs: Sequence[Any], x: str) -> dict[str, Curve]:
-        """The curves of runs that are compared; one that stopped at its target_loss ends at a look that all share."""
-        own = {run.run: self.curve(run.run, x) for run in runs}
+    def compared_curves(self, runs: Sequence[Any], x: str) -> dict[str, Curve]:
+        """The curves of runs; one of a run that stopped at its target_loss ends at an evaluation that all share."""
+        curves = {run.run: self.curve(run.run, x) for run in runs}
         for run in filter(self.stopped, runs):
-            for other in own.keys() - {run.run}:
-                own[run.run] = until_shared(own[run.run], self.curve(other, x))
-        return own
+            for other in curves.keys() - {run.run}:
+                curves[run.run] = until_shared(curves[run.run], self.curve(other, x))
+        return curves
 
     def stopped(self, run: Any) -> bool:
         """Whether a run ended where it was first seen at its target_loss."""
@@ -101,49 +118,46 @@ class Measure:
 
     def losses(self, pairs: Pairs, x: str) -> dict[str, Any]:
         """Losses at the samples that all runs reached, or at the seconds that both runs of a pair did."""
-        both = pairs.run_pairs
-        if x != "samples":
-            both = [pair for pair in both if pair[0].seed not in pairs.why_untimed]
-        seeds = [ours.seed for ours, _ in both]
-        alive_of = [[run for run in pair if not run.diverged] for pair in both]
-        alive = [run for group in alive_of for run in group]
+        run_pairs = pairs.run_pairs if x == "samples" else _timed_pairs(pairs)
+        seeds = [ours.seed for ours, _ in run_pairs]
+        alive_in_pairs = [[run for run in pair if not run.diverged] for pair in run_pairs]
+        alive = [run for pair in alive_in_pairs for run in pair]
         if not alive:
-            nowhere = np.full(len(both), math.inf)
-            nothing = "every run of both arms diverged" if both else ""
-            return values_of(nowhere, nowhere, seeds, why_no_test=nothing)
-        why = self._cut_short(alive)
-        if why:
-            return values_of(NONE, NONE, [], why_no_test=why)
-        watched: dict[str, Curve] = {}
-        for group in alive_of:
-            watched |= self.looks(group, x)
-        places = []
-        known: dict[str, tuple[float, float]] = {}
+            worst = np.full(len(run_pairs), math.inf)
+            why_no_test = "every run of both arms diverged" if run_pairs else ""
+            return values_of(worst, worst, seeds, why_no_test=why_no_test)
+        why_no_test = self._why_too_few_samples(alive)
+        if why_no_test:
+            return values_of(EMPTY, EMPTY, [], why_no_test=why_no_test)
+        curves: dict[str, Curve] = {}
+        for pair in alive_in_pairs:
+            curves |= self.compared_curves(pair, x)
         # all runs are compared at the same samples, but the two runs of a pair at seconds of their own
-        compared = [alive] if x == "samples" else [group for group in alive_of if group]
-        for group in compared:
-            near = max(self._update(run, x) for run in group)
-            curves = {run.run: watched[run.run] for run in group}
-            place = _common_place(list(curves.values()), near)
-            places.append(place)
-            for name, of_run in curves.items():
-                known[name] = losses_around(of_run, place, near)
-        values = np.array([[known.get(run.run, NEVER) for run in pair] for pair in both])
-        ends = [float(of_run[0][-1]) for of_run in watched.values()]
-        notes = _where(x, places, min(ends), max(ends))
+        groups = [alive] if x == "samples" else filter(None, alive_in_pairs)
+        positions = []
+        losses = {}
+        for group in groups:
+            tolerance = max(self._size_of_update(run, x) for run in group)
+            position = _common_position([curves[run.run] for run in group], tolerance)
+            positions.append(position)
+            for run in group:
+                losses[run.run] = losses_around(curves[run.run], position, tolerance)
+        values = np.array([[losses.get(run.run, NEVER) for run in pair] for pair in run_pairs])
+        ends = [float(positions_of_run[-1]) for positions_of_run, _ in curves.values()]
+        notes = _notes_on_position(x, positions, min(ends), max(ends))
         if np.isinf(values).any():
             notes.append(BY_RANKS)
-        limits: dict[str, Any] = {"notes": (*notes,)}
-        references = [run for _, run in both if run.run in watched]
-        limits["gained"] = self._gained(references, values[:, 1].mean(axis=1))
-        between_looks = [run for run in alive if _lies_between(known[run.run])]
-        if between_looks:
-            seldom = self._how_often_evaluated(between_looks, x, pairs.clock)
-            limits["between"] = seldom
-            rising = sum(math.isnan(known[run.run][0]) for run in between_looks)
-            if rising:
-                runs = f"{rising} of {len(known)} runs"
-                limits["why_no_test"] = f"the loss of {runs} does not fall between the looks around it, {seldom}"
+        references = [run for _, run in run_pairs if run.run in curves]
+        gained = self._gained(references, values[:, 1].mean(axis=1))
+        limits: dict[str, Any] = {"notes": tuple(notes), "gained": gained}
+        with_gap = [run for run in alive if losses[run.run][0] != losses[run.run][1]]
+        if with_gap:
+            gap = self._widest_gap(with_gap, x, pairs.clock)
+            limits["between"] = gap
+            num_rising = sum(math.isnan(losses[run.run][0]) for run in with_gap)  # as `losses_around` says it
+            if num_rising:
+                rising = f"the loss of {num_rising} of {len(losses)} runs does not fall between the looks around it"
+                limits["why_no_test"] = f"{rising}, {gap}"
         return values_of(values[:, 0], values[:, 1], seeds, **limits)
 
     def _gained(self, references: Sequence[Any], losses: Array) -> float:
@@ -154,30 +168,29 @@ class Measure:
         starts = [self.curve(run.run, "samples")[1][0] for run in references]
         return float(np.mean(starts) - finite.mean())
 
-    def _update(self, run: Any, x: str) -> float:
-        """What a run takes for an update, in samples or seconds; 0 where it is not known."""
+    def _size_of_update(self, run: Any, x: str) -> float:
+        """The mean samples or seconds of an update of a run; 0 where that is not known."""
         size = self.end(run.run, x) / (run.updates or math.nan)
         return size if math.isfinite(size) else 0.0
 
-    def _how_often_evaluated(self, runs: Sequence[Any], x: str, clock: str) -> str:
+    def _widest_gap(self, runs: Sequence[Any], x: str, clock: str) -> str:
         """The widest gap between two evaluations of these runs, in words, and the setting that makes it narrower."""
-        widest = -1.0
-        most = 0
-        every = ""
-        for run in runs:
-            looks = self.curve(run.run, x)[0]
-            gap = float(np.diff(looks).max(initial=0.0))
-            if (gap, len(looks)) > (widest, most):
-                widest = gap
-                most = len(looks)
-                every = str(run.settings.get("evaluate_every") or "")
-        more = f"evaluations={10 * (most - 1)}"
-        if every.isdigit():
-            more = f"evaluate_every={float(every) / 10:g}"
-        unit = "samples" if x == "samples" else _seconds_of(clock)
-        return f"evaluated every {widest:.3g} {unit} (type {more} for a narrower answer)"
 
-    def _cut_short(self, alive: Sequence[Any]) -> str:
+        def gap_and_count(run: Any) -> tuple[float, int]:
+            positions = self.curve(run.run, x)[0]
+            return float(np.diff(positions).max(initial=0.0)), len(positions)
+
+        # of runs with equal gaps the one with the most evaluations, which has the larger number to type
+        run = max(runs, key=gap_and_count)
+        gap, count = gap_and_count(run)
+        every = str(run.settings.get("evaluate_every") or "")
+        setting = f"evaluations={10 * (count - 1)}"
+        if every.isdigit():
+            setting = f"evaluate_every={float(every) / 10:g}"
+        unit = "samples" if x == "samples" else unit_of_seconds(clock)
+        return f"evaluated every {gap:.3g} {unit} (type {setting} for a narrower answer)"
+
+    def _why_too_few_samples(self, alive: Sequence[Any]) -> str:
         """Why losses at equal samples are refused: a run ended before the samples that were planned for its arm.
 
         All runs are compared at the samples that every run reached, so one short run would move all comparisons.
@@ -187,68 +200,71 @@ class Measure:
             planned[run.arm] = max(planned.get(run.arm, 0.0), _planned_samples(run))
         for run in alive:
             end = self.end(run.run, "samples")
-            if end < WHOLE * planned[run.arm]:
+            if end < COMPLETE_SHARE * planned[run.arm]:
                 return f"refused: {run.run} ended at {end:g} of the {planned[run.arm]:g} samples of its arm"
         return ""
 
     def times(self, pairs: Pairs, target: float) -> dict[str, Any]:
-        """Seconds to the target, up to the second at which all are known."""
-        both = [pair for pair in pairs.run_pairs if pair[0].seed not in pairs.why_untimed]
-        if not both:
-            return values_of(NONE, NONE, [], brackets=NONE.reshape(0, 2, 2))
-        brackets = np.array([self.crossings(pair, target) for pair in both])
+        """Seconds to the target, capped at the budget: the second up to which every run was watched."""
+        run_pairs = _timed_pairs(pairs)
+        if not run_pairs:
+            return values_of(EMPTY, EMPTY, [], brackets=EMPTY.reshape(0, 2, 2))
+        brackets = np.array([self.crossings(pair, target) for pair in run_pairs])
         times = brackets[:, :, 1]
-        runs = [run for pair in both for run in pair]
+        runs = [run for pair in run_pairs for run in pair]
         ends = {run.run: self.end(run.run, "seconds") for run in runs}
-        budget, common, why = self._budget(runs, times.ravel(), ends)
-        words = f"{budget:.4g} {_seconds_of(pairs.clock)}"
-        nothing = ""
+        budget, kind = self._budget(runs, times.ravel(), ends)
+        budget_in_words = f"{budget:.4g} {unit_of_seconds(pairs.clock)}"
+        why_no_test = ""
         if times.min() > budget:
-            nothing = f"no run reached the target of {target:.3g}{_or_later(pairs, times, words, common)}"
-        in_time = times <= budget
-        later = np.isfinite(times) & ~in_time
-        notes = [Note(f"{why} {words}", "budget"), *self._risen(both, in_time, target)]
+            when = _when_nobody_reached_it(pairs, times, budget_in_words, kind)
+            why_no_test = f"no run reached the target of {target:.3g}{when}"
+        is_in_time = times <= budget
+        is_later = np.isfinite(times) & ~is_in_time
+        notes = [Note(f"{kind} {budget_in_words}", "budget"), *self._notes_on_risen(run_pairs, is_in_time, target)]
         capped = np.minimum(brackets, budget)
         limits: dict[str, Any] = {
             "longest": max(ends.values()),
             "brackets": brackets,
-            "reached": tuple(in_time.sum(axis=0).tolist()),
-            "later": tuple(later.sum(axis=0).tolist()),
+            "reached": tuple(is_in_time.sum(axis=0).tolist()),
+            "later": tuple(is_later.sum(axis=0).tolist()),
             "notes": tuple(notes),
-            "why_no_test": nothing,
+            "why_no_test": why_no_test,
             "budget": budget,
-            "common": common,
-            "cut_short": why == CUT_SHORT,
-            "caveats": self._stopped_unlike(both),
+            "common": kind == EVERY_RUN_HAD,
+            "cut_short": kind == CUT_SHORT,
+            "caveats": self._caveats_on_stopped(run_pairs),
         }
-        lies_between = capped[:, :, 0] < capped[:, :, 1]
-        between_looks = [run for run, is_between in zip(runs, lies_between.ravel(), strict=True) if is_between]
-        if between_looks:
-            limits["between"] = self._how_often_evaluated(between_looks, "seconds", pairs.clock)
-        seeds = [ours.seed for ours, _ in both]
+        lies_between = (capped[:, :, 0] < capped[:, :, 1]).ravel()
+        with_gap = [run for run, is_between in zip(runs, lies_between, strict=True) if is_between]
+        if with_gap:
+            limits["between"] = self._widest_gap(with_gap, "seconds", pairs.clock)
+        seeds = [ours.seed for ours, _ in run_pairs]
         return values_of(capped[:, 0], capped[:, 1], seeds, **limits)
 
-    def _stopped_unlike(self, both: Sequence[tuple[Any, Any]]) -> tuple[str, ...]:
+    def _caveats_on_stopped(self, run_pairs: Sequence[tuple[Any, Any]]) -> tuple[str, ...]:
         """Whether runs stopped at a target that one arm looked out for more often: it sees a low loss sooner."""
-        if not any(self.stopped(run) for pair in both for run in pair):
+        if not any(self.stopped(run) for pair in run_pairs for run in pair):
             return ()
         steps = []
-        for runs in zip(*both, strict=True):
+        for runs in zip(*run_pairs, strict=True):
             spacings = [float(np.diff(self.curve(run.run, "seconds")[0]).mean()) for run in runs]
             steps.append((float(np.median(spacings)), runs[0].arm))
         (step, often), (longer_step, seldom) = sorted(steps)
-        if not longer_step > SAME_LOOKS * step:
+        if not longer_step > SAME_FREQUENCY * step:
             return ()
         more = f"{often} was evaluated {longer_step / step:.3g} times as often as {seldom}"
         return (f"Runs stopped where they were first seen at their target, and {more}, which alone makes it sooner.",)
 
-    def _risen(self, both: Sequence[tuple[Any, Any]], there: NDArray[np.bool], target: float) -> Iterator[Note]:
+    def _notes_on_risen(
+        self, run_pairs: Sequence[tuple[Any, Any]], reached: NDArray[np.bool], target: float
+    ) -> Iterator[Note]:
         """How many runs of each arm were at the target and do not hold it at their end."""
-        for side, runs in enumerate(zip(*both, strict=True)):
+        for side, runs in enumerate(zip(*run_pairs, strict=True)):
             count = 0
-            for run, was_there in zip(runs, there[:, side], strict=True):
+            for run, has_reached in zip(runs, reached[:, side], strict=True):
                 losses = self.curve(run.run, "seconds")[1]
-                if was_there and len(losses) and losses[-1] > target:
+                if has_reached and len(losses) and losses[-1] > target:
                     count += 1
             are = "were at the target and are above it at their end"
             if count == 1:
@@ -256,8 +272,12 @@ class Measure:
             if count:
                 yield Note(f"{count} of {len(runs)} runs of {runs[0].arm} {are}", "risen")
 
-    def _budget(self, runs: Sequence[Any], times: Array, ends: Mapping[str, float]) -> tuple[float, bool, str]:
-        """The second up to which all are known: what every run was given; else where the first that missed it ended."""
+    def _budget(self, runs: Sequence[Any], times: Array, ends: Mapping[str, float]) -> tuple[float, str]:
+        """The second up to which every run was watched, and which it is.
+
+        `EVERY_RUN_HAD` is what all runs were given. Where they were not given the same, `CUT_SHORT` is where the first
+        run that missed the target ended, and `LONGEST_RUN` is where the last run ended, if none missed it.
+        """
         given = {run.settings.get("seconds") for run in runs}
         missed = []
         for run, time in zip(runs, times, strict=True):
@@ -265,31 +285,31 @@ class Measure:
                 missed.append(ends[run.run])
         budget = given.pop() if len(given) == 1 else None
         if budget and all(end >= budget for end in missed):
-            return float(budget), True, "every run had"
+            return float(budget), EVERY_RUN_HAD
         if missed and max(missed) > 0:
-            return min(missed), False, CUT_SHORT
-        return max(ends.values()), False, "restricted to the longest run,"
+            return min(missed), CUT_SHORT
+        return max(ends.values()), LONGEST_RUN
 
 
-def _common_place(curves: Sequence[Curve], near: float) -> float:
-    """Where the losses of curves are read: at the last look that all share, or else where the first of them ends."""
+def _timed_pairs(pairs: Pairs) -> list[tuple[Any, Any]]:
+    """The pairs whose seconds are compared."""
+    return [pair for pair in pairs.run_pairs if pair[0].seed not in pairs.why_untimed]
+
+
+def _common_position(curves: Sequence[Curve], tolerance: float) -> float:
+    """Where the losses of curves are read: at the last evaluation that all share, else where the first curve ends."""
     end = min(float(x[-1]) for x, _ in curves)
-    look = shared_look(curves, end, near)
-    return end if look is None else look
+    position = shared_position(curves, end, tolerance)
+    return end if position is None else position
 
 
-def _lies_between(ends: tuple[float, float]) -> bool:
-    """Whether a value is known to lie between two others alone."""
-    return ends[0] != ends[1]
-
-
-def _seconds_of(clock: str) -> str:
+def unit_of_seconds(clock: str) -> str:
     return "s" if clock == "measured" else "virtual s"
 
 
-def _or_later(pairs: Pairs, times: Array, budget: str, common: bool) -> str:
-    """Within what nobody reached a target, and who did so later."""
-    if common:
+def _when_nobody_reached_it(pairs: Pairs, times: Array, budget: str, kind: str) -> str:
+    """The budget within which no run reached the target, and the number of runs that did so later."""
+    if kind == EVERY_RUN_HAD:
         return f" within the {budget} of every run"
     if not np.isfinite(times).any():
         return ""
@@ -298,22 +318,21 @@ def _or_later(pairs: Pairs, times: Array, budget: str, common: bool) -> str:
     return f" before {budget}, when the first run that missed it ended (later: {later})"
 
 
-def _where(x: str, places: Sequence[float], first: float, last: float) -> list[Note]:
-    """Where losses are compared; nothing where that is the end of all runs."""
-    if min(places) >= WHOLE * last:
+def _notes_on_position(x: str, positions: Sequence[float], earliest_end: float, latest_end: float) -> list[Note]:
+    """A note on where losses are compared; none where that is near the end of all runs."""
+    least = min(positions)
+    if least >= COMPLETE_SHARE * latest_end:
         return []
     if x == "samples":
-        why = "where the first run ended" if places[0] >= first else "the last look that all runs share"
-        return [Note(f"compared at {places[0]:g} samples, {why}; the last ended at {last:g}")]
-    least = f"{min(places):.4g}"
-    most = f"{max(places):.4g}"
-    span = least if least == most else f"{least} to {most}"
+        why = "where the first run ended" if least >= earliest_end else "the last look that all runs share"
+        return [Note(f"compared at {least:g} samples, {why}; the last ended at {latest_end:g}")]
+    span = " to ".join(dict.fromkeys((f"{least:.4g}", f"{max(positions):.4g}")))
     why = "where the shorter run of each pair ended or both have a look"
-    return [Note(f"compared at {span} s, {why}; the longest is {last:.4g}")]
+    return [Note(f"compared at {span} s, {why}; the longest is {latest_end:.4g}")]
 
 
 def _planned_samples(run: Any) -> float:
-    """The samples that alone end a run; 0 where something else may."""
+    """The planned samples of a run that ends by nothing else; 0 where something else can end it."""
     if any(run.settings.get(key) for key in ("seconds", "target_loss", "patience")):
         return 0.0
     return float(run.settings.get("samples") or 0)

@@ -23,35 +23,37 @@ UNREADABLE = "UNREADABLE"
 MISSING = "MISSING"
 MISPLACED = "MISPLACED"
 PLACE = re.compile(r"(?:^|/)(tuning|pilot|test|finetune)/([^/]+)/(?:t(\d+)-)?s(\d+)(?:-r(\d+))?(?:-f(\d+))?$")
-OF_THE_MACHINE = frozenset(("model", "cache_dir", "run_dir", "runs_dir", "overwrite"))
+OF_THE_MACHINE = ("model", "cache_dir", "run_dir", "runs_dir", "overwrite")
 """Settings that say where something lies: the base model that a study makes has another path in every copy of it."""
-NOT_OF_AN_ARM = frozenset(
-    (
-        "mode",
-        "rule",
-        "nproc",
-        "workers",
-        "clock",
-        "speeds",
-        "batch_size",  # they have a column
-        "seed",
-        "samples",
-        "epochs",
-        "seconds",
-        "budget_seconds",
-        "target_loss",
-        "patience",
-        "evaluations",
-        "evaluate_every",
-        "evaluate_at",
-        "eval_samples",
-        "threads",
-        "device",
-        "run_dir",
-        "cache_dir",
-        "overwrite",
-    )
+NEVER_NAMED = (
+    "mode",
+    "rule",
+    "nproc",
+    "workers",
+    "clock",
+    "batch_size",
+    "seed",
+    "evaluations",
+    "evaluate_every",
+    "evaluate_at",
+    "eval_samples",
+    "run_dir",
+    "cache_dir",
+    "overwrite",
 )
+"""Settings that name neither a loose arm nor a row of `compare`: they have a column, or belong to a single run."""
+NOT_OF_AN_ARM = {
+    *NEVER_NAMED,
+    "speeds",
+    "samples",
+    "epochs",
+    "seconds",
+    "budget_seconds",
+    "target_loss",
+    "patience",
+    "threads",
+    "device",
+}
 """Settings that do not tell arms of loose runs apart: the seed, the budget and the machine."""
 WITHOUT_ARM = ("before", "trial", "after", "finetune")
 """Stages of a study whose runs do not have the settings of an arm."""

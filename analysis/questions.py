@@ -217,15 +217,15 @@ def why_exploratory(runs: DataFrame, arms: DataFrame, plan: Plan) -> str:
     if plan.why_exploratory:
         return plan.why_exploratory
     primary_arms = arms[[is_primary(plan, arm.workers, arm.clock) for arm in arms.itertuples()]]
-    if not (primary_arms["algorithm"] == plan.reference).any():
+    is_reference = primary_arms["algorithm"] == plan.reference
+    if not is_reference.any():
         primary = plan.registered.primary
         shown = ", ".join(f"{key} {getattr(primary, key)}" for key in ("num_workers", "clock") if getattr(primary, key))
         return f"the folder has no {plan.reference} arm under the registered conditions ({shown})"
     num_registered = plan.registered.num_seeds
     if num_registered is None:
         return "analysis.yaml registers no number of seeds: how many there are may have been chosen after looking"
-    is_asked = primary_arms["algorithm"].eq(plan.reference) | primary_arms.index.map(plan.is_in_family)
-    names = primary_arms.index[is_asked]
+    names = primary_arms.index[is_reference | primary_arms.index.map(plan.is_in_family)]
     tests = runs[(runs["stage"] == "test") & runs["arm"].isin(names)]
     num_run = tests.groupby("arm")["seed"].nunique().max()
     if num_run > num_registered:

@@ -157,22 +157,14 @@ def _replaced(path: Path) -> list[str]:
 
 def read_run(path: Path) -> tuple[dict[str, Any], DataFrame]:
     """The row of one run folder, without its place in a study, and its curve."""
-    row: dict[str, Any] = {
-        "path": path,
-        "left_out": "",
-        "notes": "",
-        "usable": False,
-        "asked": {},
-        "settings": {},
-        "details": {},
-    }
-    curve = DataFrame(columns=CURVES[1:], dtype=float)
+    row: dict[str, Any] = {"path": path, "asked": {}, "settings": {}, "details": {}}
+    no_curve = DataFrame(columns=CURVES[1:], dtype=float)
     try:
-        curve = _read_into(row, path, curve)
+        curve = _read_into(row, path, no_curve)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
         why = " ".join(str(error).split())[:200]
         row |= {"status": UNREADABLE, "left_out": f"{UNREADABLE}: {why}"}
-        return row, curve.iloc[:0]
+        return row, no_curve
     if row["status"] != UNFINISHED:
         _judge_end(row, curve)
     return row, curve
@@ -188,8 +180,7 @@ def _read_into(row: dict[str, Any], path: Path, curve: DataFrame) -> DataFrame:
     Raises:
         ValueError, KeyError, TypeError, AttributeError, UsageError: if a file is damaged.
     """
-    begun_with = _of_settings(path / "settings.yaml") | _of_environment(path / "environment.json")
-    row |= _checked(begun_with)
+    row |= _checked(_of_settings(path / "settings.yaml") | _of_environment(path / "environment.json"))
     row["asked"] = asked_of(row["settings"], {})
     summary = _summary(path / "summary.json")
     missing_records = lost_records(path / EVENTS, summary)

@@ -109,8 +109,8 @@ def _unlike(runs: DataFrame, arms: tuple[str, str], plan: Plan) -> tuple[str, li
     usable = rows_with(runs, usable=True, replicate=0)
     ours = rows_with(usable, arm=treatment)
     theirs = rows_with(usable, arm=reference)
-    apart = differences_by_design(treatment, reference, plan)
-    tests = compare_arms(rows_with(ours, stage="test"), rows_with(theirs, stage="test"), apart)
+    allowed = differences_by_design(treatment, reference, plan)
+    tests = compare_arms(rows_with(ours, stage="test"), rows_with(theirs, stage="test"), allowed)
     tuned = compare_arms(rows_with(ours, stage="finetune"), rows_with(theirs, stage="finetune"), set(), fine_tuned=True)
     both = [*tests.pairs.values(), *tuned.pairs.values()]
     return limits_of_unlike(both, plan)

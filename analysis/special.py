@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from analysis import comparison_sections, dose_response, lab_notes, ladder_sections, ways
@@ -18,23 +17,19 @@ from asyncsgd.errors import UsageError
 if TYPE_CHECKING:
     from analysis.load import Study
 
-REPORTS: Mapping[str, Callable[[Study], Addition]] = MappingProxyType(
-    {
-        "dose_response": dose_response.addition,
-        "lab_notes": lab_notes.addition,
-        "language_model": comparison_sections.addition,
-        "parallelism": ways.addition,
-        "speed_ladder": ladder_sections.addition,
-    }
-)
+REPORTS: Mapping[str, Callable[[Study], Addition]] = {
+    "dose_response": dose_response.addition,
+    "lab_notes": lab_notes.addition,
+    "language_model": comparison_sections.addition,
+    "parallelism": ways.addition,
+    "speed_ladder": ladder_sections.addition,
+}
 """The names that a config may have behind ``report:``; `asyncsgd.studies.config.Report` has the same."""
-SENTENCES: Mapping[str, Callable[[Path], list[str]]] = MappingProxyType(
-    {
-        "language_model": comparison_sections.told,
-        "parallelism": comparison_sections.told,
-        "speed_ladder": ladder_sections.told,
-    }
-)
+SENTENCES: Mapping[str, Callable[[Path], list[str]]] = {
+    "language_model": comparison_sections.told,
+    "parallelism": comparison_sections.told,
+    "speed_ladder": ladder_sections.told,
+}
 """What those of them say that judge in the place of the page."""
 KEPT = ("runs", "environment", "problems", "again")
 """The sections that every page has, also where all that is judged is judged by the special report."""

@@ -11,7 +11,7 @@ import numpy as np
 from pandas import DataFrame, Series
 
 from analysis import stats
-from analysis.curves import lowest_held, on_common_looks, reached
+from analysis.curves import lowest_held, reached, thinned_to_sparsest
 from analysis.gate import BUDGET, MAX_OTHER_LOAD, compare_arms, differences_by_design
 from analysis.measure import Measure
 from analysis.questions import Plan, conditions
@@ -123,7 +123,7 @@ def _guard(seen: Seen, measure: Measure, own: DataFrame, theirs: DataFrame) -> t
     goal = max(goal, seen.plan.targets.get(arm, -math.inf))
     if goal >= min(float(y[0]) for _, y in curves):
         return None
-    samples = [reached(curve, goal) for curve in on_common_looks(curves)]
+    samples = [reached(curve, goal) for curve in thinned_to_sparsest(curves)]
     batch = float(_global_batch(own).max())
     word, sentence = guarded(samples[: len(seeds)], samples[len(seeds) :], batch)
     return word, f"samples to {goal:.4g} {sentence}"

@@ -14,7 +14,7 @@ from analysis import gallery
 from analysis.comparison_sections import TablePart, addition_of, cast_of, is_known
 from analysis.comparison_sections import parts_of as parts_of_comparisons
 from analysis.comparisons import Comparisons, of_arm, read
-from analysis.curves import on_common_looks, reached
+from analysis.curves import reached, thinned_to_sparsest
 from analysis.measure import Measure
 from analysis.page import Addition, Drawing, drawing, slug
 from analysis.plots import DASHED
@@ -135,7 +135,7 @@ def _samples_to_target(runs: DataFrame, reference: DataFrame, measure: Measure) 
     for seed in runs.index.intersection(reference.index):
         own = measure.curve(runs.loc[seed, "run"], "samples")
         other = measure.curve(reference.loc[seed, "run"], "samples")
-        own, other = on_common_looks([own, other])
+        own, other = thinned_to_sparsest([own, other])
         samples = reached(own, target)
         if math.isfinite(samples):
             yield math.log(samples / reached(other, target))

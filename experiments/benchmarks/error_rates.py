@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from analysis.answers import answer_family, question_of_numbers
-from analysis.curves import Curve, bracket, losses_around, on_common_looks, shared_look
+from analysis.curves import Curve, bracket, losses_around, shared_position, thinned_to_sparsest
 from analysis.judge import TARGET_SHARE_IF_UNDECLARED
 from analysis.over_tasks import mean_improvement, stratified_bootstrap
 from analysis.stats import detectable_effect, equivalence, holm, sign_flip
@@ -256,7 +256,7 @@ def word_on_times(arms: Arms, *, own: bool) -> str:
     brackets = []
     last_looks = []
     for pair in arms.curves:
-        brackets.append([bracket(curve, target) for curve in on_common_looks(pair)])
+        brackets.append([bracket(curve, target) for curve in thinned_to_sparsest(pair)])
         last_looks.append([x[-1] for x, _ in pair])
     between = numpy.array(brackets)
     ends = numpy.array(last_looks)
@@ -279,7 +279,7 @@ def word_on_losses(arms: Arms) -> str:
     """From curves to the word on the loss where the first run ended."""
     curves = [curve for pair in arms.curves for curve in pair]
     end = min(float(x[-1]) for x, _ in curves)
-    look = shared_look(curves, end, UPDATE)
+    look = shared_position(curves, end, UPDATE)
     if look is None:
         look = end
     ends = numpy.array([[losses_around(curve, look, UPDATE) for curve in pair] for pair in arms.curves])

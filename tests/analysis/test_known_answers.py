@@ -10,7 +10,16 @@ from marks import slow
 from scipy import stats as scipy_stats
 
 from analysis import stats
-from analysis.curves import band, bracket, loss_at, losses_around, lowest_held, on_common_looks, reached, shared_look
+from analysis.curves import (
+    band,
+    bracket,
+    loss_at,
+    losses_around,
+    lowest_held,
+    reached,
+    shared_position,
+    thinned_to_sparsest,
+)
 
 DARWIN = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
 """Crossed minus self-fertilised maize, eighths of an inch (Darwin 1876, in Fisher 1935)."""
@@ -187,9 +196,9 @@ def test_the_last_look_that_all_curves_share_is_in_the_second_half():
     every_70 = np.arange(0.0, 101.0, 70.0)
     often = (every_20, every_20)
     seldom = (every_70, every_70)
-    assert shared_look([often, often], 100.0, 0.0) == 100.0
-    assert shared_look([often, seldom], 100.0, 10.0) == 80.0
-    assert shared_look([often, seldom], 100.0, 9.0) is None
+    assert shared_position([often, often], 100.0, 0.0) == 100.0
+    assert shared_position([often, seldom], 100.0, 10.0) == 80.0
+    assert shared_position([often, seldom], 100.0, 9.0) is None
 
 
 @given(st.lists(st.floats(0.0, 9.0), min_size=1, max_size=8), st.floats(0.0, 9.0))
@@ -205,7 +214,7 @@ def test_no_curve_keeps_more_looks_than_the_sparsest(numbers, ends):
         looks.append(np.linspace(0.0, end, number))
     common_end = min(x[-1] for x in looks)
     fewest = min((x <= common_end).sum() for x in looks)
-    kept_curves = on_common_looks([(x, x) for x in looks])
+    kept_curves = thinned_to_sparsest([(x, x) for x in looks])
     for x, (kept, values) in zip(looks, kept_curves, strict=True):
         assert set(kept) <= set(x)
         assert (kept == values).all()
