@@ -18,7 +18,7 @@ from asyncsgd.core.signals import StopRequest
 from asyncsgd.data.masks import ByCandidate, ByToken
 from asyncsgd.domain_masking.candidates import CANDIDATES_FORMAT
 from asyncsgd.errors import UsageError
-from asyncsgd.run.lifecycle import _check_began_from
+from asyncsgd.run.prepare import _check_began_from
 from asyncsgd.settings.task import task_flags
 from asyncsgd.tasks.base import add_sums
 from asyncsgd.tasks.masked_lm import MaskedLM
