@@ -170,17 +170,17 @@ def train(
             and weight decay are those of this call.
         learning_rate: the peak learning rate. None: what the task states in its `Defaults`, else 1e-3, with SGD 0.1.
         schedule: how the learning rate falls after the peak, by name; None: the task's, else ``constant``. Or a
-        function
-            that is defined in a file, not in a console: it is given the share of the samples after the warm-up that
-            have arrived, 0 to 1, and returns the rate as a share of the peak.
+            function that is defined in a file, not in a console: it is given the share of the samples after the
+            warm-up that have arrived, 0 to 1, and returns the rate as a share of the peak.
         warmup: over how many samples the rate rises linearly to the peak; below 1 it is a share of the run's samples.
             None: the task's, else no warm-up.
         weight_decay: on matrices only, as the optimizer defines it. None: the task's, else 0.
         clip_norm: the largest norm of a direction; a longer one is scaled down to it. 0: no clipping. None: the task's,
-        else 0. seed: decides the initial model, the order of the data and dropout. device: ``auto`` takes cuda where
-        there is one. precision: of forward passes: ``fp32``, or under autocast ``bf16`` or ``fp16``. Parameters are
-        float32. micro_batches: parts of a batch that are computed one after the other, so that a batch need not fit in
-        memory
+            else 0.
+        seed: decides the initial model, the order of the data and dropout.
+        device: ``auto`` takes cuda where there is one.
+        precision: of forward passes: ``fp32``, or under autocast ``bf16`` or ``fp16``. Parameters are float32.
+        micro_batches: parts of a batch that are computed one after the other, so that a batch need not fit in memory
             as a whole. The task's `split` cuts it.
         gradient_checkpointing: compute activations again in the backward pass, for less memory. The model needs a
             method `gradient_checkpointing_enable`, as those of transformers have.

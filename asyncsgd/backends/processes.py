@@ -66,14 +66,15 @@ class ProcessBackend:
     """The worker processes of a run.
 
     Args:
-        links: the link of each worker, by its number.
-        segment: has a slot for each worker. Without slots the workers step the parameters themselves (Hogwild).
+        links: the link of each worker, by its number. segment: the memory that server and workers share: the
+        parameters, and for each worker a slot for its gradient or
+            its starting point. Without slots the workers step the parameters themselves (Hogwild).
         task: what they learn.
         clock: the training clock.
         how_it_ended: tells how a worker's process ended, for messages and for workers that die before they connect.
         stop_requested: asked while this object waits for workers. `Interrupted` is raised if it says yes.
-        statistics: the server's running statistics, which are told what evaluations estimated again; None: the model
-            has none.
+        statistics: the server's running statistics; those that an evaluation has estimated again, from training
+            batches, are put there. None: the model has none.
     """
 
     may_stop = True  # this and the next as in `asyncsgd.core.protocol.Backend`, `KEPT` as in `asyncsgd.core.state`
@@ -183,7 +184,7 @@ class ProcessBackend:
         for work in works:
             self._works[work.worker] = work
             self._unsent[work.worker] = work
-        if self._workers_step:
+        if self._workers_step:  # their learning rate follows the samples that have arrived
             self._segment.control[SAMPLES] = self._num_samples
 
     def next(self, until: float) -> Happened | None:

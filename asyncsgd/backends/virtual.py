@@ -4,10 +4,11 @@ A heap of (seconds, worker, dispatch) says whose gradient arrives next; ties go 
 the rule are the ones that real processes use, so an algorithm is the same object on either clock. Cost per event: one
 heap operation, O(log N), and one gradient.
 
-Gradients are computed when they arrive, at the parameters that were kept when they started. There is one vector for
-every version that a gradient in flight has read: N at most, and 1 if all workers start together. An abandoned gradient
-is therefore never computed: its worker is truly interrupted. A rule that does not abandon lets its workers finish, and
-drops or uses what arrives. A parameter of the rule says whether it abandons: `interrupt`, in Ringmaster `stops`.
+Gradients are computed when they arrive, at the parameters that were kept when they started. An abandoned gradient is
+therefore never computed: its worker is truly interrupted. There is one vector of parameters for every version that a
+gradient in flight has read: N at most, and 1 if all workers start together. A rule that does not abandon lets its
+workers finish, and drops or uses what arrives. A parameter of the rule says whether it abandons: `interrupt`, in
+Ringmaster `stops`.
 
 With a `Network` every gradient waits twice for the server's link: when the parameters go down, and when the gradient
 goes up. The link carries one vector at a time, in the order of requests.
@@ -63,7 +64,7 @@ class VirtualBackend:
     Args:
         parameters: `(P,)`, the server's, at which a gradient starts that has no point of its own.
         computation: computes every gradient.
-        sampler: draws the seconds that a worker takes for its k-th gradient.
+        sampler: draws the seconds that a worker takes for its k-th batch; see `Work.draw`.
         measure: evaluates parameters exactly. It costs no virtual time.
         num_workers: N, workers 0 to N - 1. All are present from the beginning, except those whose first event of
             `churn` is a join.
@@ -117,7 +118,8 @@ class VirtualBackend:
         """Whether the first entry of the heap has arrived. It stays there until the next start replaces it, since that
         orders the heap once. To take it out and put one in would order it twice."""
         self._uploads: list[Entry] = []
-        """The gradients that go through the server's link when they are computed, by the seconds at which they are."""
+        """The gradients that are being computed and then go through the server's link, by the seconds at which they are
+        done."""
         self._link_free = 0.0
         """When the server's link has carried all that was asked for, in seconds."""
         self._changes = list(churn)
@@ -165,8 +167,8 @@ class VirtualBackend:
     def _next_arrival(self, before: float) -> Entry | None:
         """Return the next arrival, which stays in the heap. None: it comes at the time `before` or later, or never.
 
-        The earliest entry may be none yet. An abandoned gradient is taken out, and a gradient that was just computed
-        goes through the server's link first, until the earliest entry is an arrival.
+        The earliest entry need not be an arrival yet. An abandoned gradient is taken out, and a gradient that was just
+        computed goes through the server's link first, until the earliest entry is an arrival.
         """
         self._free_root()
         heap = self._heap
@@ -251,7 +253,7 @@ class VirtualBackend:
         network = self._network
         bulk = network is None and len(works) > max(BULK_START_ABOVE, len(heap) // 8)
         slowest = 0.0
-        if self._lock_step:  # peers, which take one step a gradient
+        if self._lock_step:  # peers that wait for the slowest, with one computing time a gradient
             slowest = max([draw(work.worker, work.draw) for work in works])
         for work in works:
             worker = work.worker

@@ -1,8 +1,8 @@
 """The one loop: what comes next, what follows from it, the evaluations on the way, and the end.
 
-A `Method` decides: a server with a rule. A `Backend` computes, and knows what time it is. `Loop` asks the backend what
-happens next, tells the method, and lets the backend start and stop what follows. Budget, evaluation points, records and
-checkpoints are kept here, once for all of them.
+A `Method` decides: a server with a rule, or peers. A `Backend` computes, and knows what time it is. `Loop` asks the
+backend what happens next, tells the method, and lets the backend start and stop what follows. Budget, evaluation
+points, records and checkpoints are kept here, once for all of them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Hooks:
     saver: Saver | None = None
     """Takes states for checkpoints, and one when the run is asked to stop; None: no state is taken."""
     stop_requested: Callable[[], bool] = lambda: False
-    """Whether the user has asked to stop. The loop calls it between two events, where a step begins."""
+    """Whether the user has asked to stop. The loop calls it between two events."""
     explain: Callable[[Work], str] = lambda work: ""
     """Says what is wrong with the batch of a work whose loss is not finite, e.g. that all its targets are ignored;
     empty if the batch is right."""
@@ -229,7 +229,7 @@ class Loop:
             gradient = happened.gradient
             if gradient.weight and not math.isfinite(gradient.loss):
                 return self._diverged(happened)
-        # Points are passed here even if the run ends now, since a longer run that goes on from here has passed them.
+        # Mark points as passed before anything is returned: a longer run that goes on from here has passed them.
         passed = changed and self._points.in_samples.take_up_to(self.method.num_samples)
         if isinstance(happened, Arrived) and self._limits.spent_by(self.method.num_samples):
             return self._evaluate(last=True) or Result(DONE)

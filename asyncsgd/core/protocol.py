@@ -1,12 +1,13 @@
 """The protocol between a method, which decides, a backend, which computes, and the loop between the two.
 
-A method is an algorithm as a whole: a server with its rule, or peers. A backend is what carries out a runtime, which is
-the user's setting (`asyncsgd.run.runtimes`). A gradient in flight is a `Work`. What may happen is `Happened`: a worker
-joined, a worker left, or a gradient arrived. A `Step` is the method's answer to it, not an optimizer step.
+A method is an algorithm as a whole: a server with its rule, or peers. The user chooses a runtime, such as `Virtual(4)`
+(`asyncsgd.run.runtimes`); a backend is the object that carries it out. A gradient in flight is a `Work`. What may
+happen is `Happened`: a worker joined, a worker left, or a gradient arrived. A `Step` is the method's answer to it, not
+an optimizer step.
 
 Shapes: P parameters (gaps of the flat vector included), S running statistics of the model. The effect of a gradient on
-them is `(3, S)`: the statistics after it, those that it read, and the share q of the old ones in the new ones; see
-`asyncsgd.core.running_statistics`.
+them is `(3, S)`, in rows: the statistics after it, those that it read, and q, where after = q before + (1 - q) batch;
+see `asyncsgd.core.running_statistics`.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Work(Struct, gc=False):
     there is a `point`."""
     num_local_steps: int
     """How many steps the worker's inner optimizer takes, one for each batch. It is 1 if the worker computes the
-    gradient of one batch. Peers that are timed together have here how many computing times the virtual clock adds
-    up."""
+    gradient of one batch. For peers it is the number of computing times that the virtual clock adds up for one
+    gradient."""
     batches: tuple[Range, ...]
     """Which batches: ranges of positions in a stream of batches, such as the worker's own."""
     point: Tensor | None
@@ -47,10 +48,10 @@ class Work(Struct, gc=False):
     began: float
     """When the gradient was dispatched, in seconds of the training clock."""
     draw: int
-    """How many computing times were drawn for the worker before this gradient, one for each batch that it was given.
-    This gradient takes the next ones of the worker's sequence of random times."""
+    """Which of the worker's random computing times is the first of this gradient, from 0. A gradient takes one for each
+    of its batches, and the next gradient of the worker goes on behind them."""
     drawn: float = 0.0
-    """The seconds that the virtual clock drew for the last step of this gradient."""
+    """The seconds that the virtual clock drew for the last step of this gradient; its record says them."""
     statistics: Tensor | None = None
     """`(S,)`, the running statistics at `point`; None if the model has none, or if there is no `point`."""
 
@@ -176,16 +177,17 @@ class Method(Protocol):
 
     @property
     def cut_short(self) -> str | None:
-        """Why this state cannot be continued with a larger budget: that run would not have come to it. None: it can."""
+        """Why a run with a larger budget cannot go on from this state: it would not have passed through it. None: it
+        can."""
 
     def react(self, happened: Happened) -> Step:
         """Change with what happened, and return what follows. The loop calls it."""
 
     @property
     def present(self) -> Sequence[int]:
-        """The workers that take part now. After a resume on a backend that `loses_flights` the loop lets all of them
-        leave, in this order. Idle workers go first: otherwise the server would start them on the batches that a busy
-        worker gives back, and they would leave right after.
+        """The workers that take part now. Where gradients in flight are lost with a stop (`Backend.loses_flights`), the
+        loop lets all workers leave after a resume, in this order. Idle workers go first: otherwise the server would
+        start them on the batches that a busy worker gives back, and they would leave right after.
         """
 
     def extend(self) -> Step | None:
@@ -207,8 +209,8 @@ class Backend(Protocol):
 
     @property
     def may_stop(self) -> bool:
-        """Whether the run may be stopped and saved now. It may not between two arrivals of one synchronous round: all
-        ranks have taken the step of the round, and the method has not heard of all of its gradients.
+        """Whether the run may be stopped and saved now. It may not between two arrivals of one synchronous round: each
+        rank has taken the step on its own copy, and the method has not heard of all gradients of the round.
         """
 
     @property
@@ -240,8 +242,8 @@ class Backend(Protocol):
         """Start gradients, in the order given."""
 
     def freeze(self) -> Iterable[Arrived]:
-        """Let workers that step the parameters themselves stand still, and yield the steps that they had taken. The
-        parameters stay fixed until `next` is called. Other backends yield nothing.
+        """Let workers that step the parameters themselves (Hogwild) stand still, and yield the steps that they had
+        taken. The parameters stay fixed until `next` is called. Other backends yield nothing.
         """
 
     def evaluate(self, parameters: Tensor) -> Measured:

@@ -1,4 +1,5 @@
-"""The server: parameters, version, optimizer and batches, and the only code in the library that changes parameters.
+"""The server: parameters, version, optimizer and batches. It alone changes the parameters, except in Hogwild, where
+workers step them, and among ranks in step and peers, which have copies of their own.
 
 `Server.react` hands what happened to the rule and carries out its reply: at most one optimizer step a reply, version
 plus one. It gives batches to whom the rule starts, takes back those of what was abandoned or lost, and writes the
@@ -58,7 +59,7 @@ class Server:
             workers' learning rate, fixed when they start, and the server's own is 1.
         batches: hands out the run's batches.
         num_workers: N, workers 0 to N - 1.
-        batch_size: samples of one gradient.
+        batch_size: samples of one batch.
         samples: no worker starts once so many samples have arrived.
         clock: the training clock, in seconds.
         starts: whether this object starts workers as soon as the rule and the batches allow. If not, a replay of a log
@@ -148,8 +149,8 @@ class Server:
         self._replica: tuple[int, Tensor] | None = None
         """The worker whose gradient has just arrived, and the running statistics of its copy of the model, `(S,)`."""
         self._waiting: dict[int, Start | Pinned] = {}
-        """Worker -> its start, of workers that the rule has started and that got no batch: the budget is spent, or cuts
-        the last round short."""
+        """Worker -> its start, of workers that the rule has started and that got no batch, since the budget is spent or
+        has room for a part of the last round only."""
         self._draws = [0] * num_workers  # how many computing times each worker has used; see `Work.draw`
         self._budget_cuts = False  # whether a worker got fewer batches than the rule asked for
         # One entry per dispatch, for good: a rule with a table of gradients uses a dispatch as often as it likes.
@@ -286,13 +287,13 @@ class Server:
         """Start the worker of `work` again, whose batch had no loss term.
 
         It starts at its old point if the rule has `exact_start`, since that rule chose the version. So it does if the
-        worker keeps parameters of its own, which local steps and points together mean (elastic averaging, Downpour).
+        rule has both local steps and points: then each worker keeps a model of its own (elastic averaging, Downpour).
         Otherwise it starts at the current parameters: a rule that only looks at points gains nothing from old ones.
         """
         keeps_own_parameters = self._local_steps and self._needs_points
         if work.point is not None and (self.rule.exact_start or keeps_own_parameters):
             return Pinned(work.worker, work.num_local_steps, work.version, work.point, work.statistics)
-        return self._at_points([Start(work.worker, work.num_local_steps)])[0]
+        return self._at_point(Start(work.worker, work.num_local_steps))
 
     def _join(self, worker: int) -> Step:
         if worker in self._present:
@@ -366,7 +367,8 @@ class Server:
     ) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...], Sequence[Work], Sequence[Work], bool]:
         """Do what a reply asks for: step, abandon and start. With `Reply.again` ask the rule for the next reply.
 
-        All workers start after the last step, those in `starts` first.
+        All workers start after the last step, those in `starts` first; at the parameters after the reply that starts
+        them, where the rule asks for exactly these.
 
         Returns:
             uses, drops, the works that stop, the works that start, and whether a step was taken.

@@ -177,10 +177,11 @@ MeanSeconds = dict[int, tuple[int, float]]
 class Rescaled(Rule):
     """Apply every gradient at once with a learning rate in proportion to its worker's mean seconds.
 
-    s = T_i mean_j(1 / T_j), T_i = mean seconds of worker i's gradients. A worker that is twice as slow arrives
-    half as often and steps twice as far, so every worker's objective has the same weight per second. The mean of the
-    factors over arrivals is 1. Mahran et al., 2026 (arXiv 2605.13434); the normalisation is ours. Seconds are those
-    recorded in the arrivals, so a replay computes the same factors.
+    s = T_i mean_j(1 / T_j), T_i = mean seconds of worker i's gradients. A worker that is twice as slow arrives half as
+    often and steps twice as far, so every worker's objective has the same weight per second. Worker i has a share of
+    the arrivals in proportion to 1 / T_i, so the mean of the factors over arrivals is 1. Mahran et al., 2026 (arXiv
+    2605.13434); the normalisation is ours. Seconds are those recorded in the arrivals, so a replay computes the same
+    factors.
     """
 
     def init(self, like: Tensor) -> MeanSeconds:

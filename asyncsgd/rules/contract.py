@@ -7,8 +7,9 @@ processes, on a virtual clock and in a replay.
 Shapes: P elements of the flat vector, which holds all parameters one behind the other, with gaps that align them; N
 workers.
 
-What a class names in `KEPT` stands in checkpoints; see `asyncsgd.core.state`. The structs have ``gc=False``: they are
-made thousands of times a second and are never part of a cycle, so Python need not look for cycles among them.
+The class attribute `KEPT` names the attributes that are saved in checkpoints; see `asyncsgd.core.state`. The structs
+have ``gc=False``: they are made thousands of times a second and are never part of a cycle, so Python need not look for
+cycles among them.
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ class Rule(Named):
     in_rounds: ClassVar[bool] = False
     """All workers of a round start together, and one step takes all their gradients. If the run has a budget in
     samples, the server hands out no batch beyond it, so fewer workers may take part in the last round. Under other
-    rules batches are handed out until the budget has arrived, and the gradients then in flight are lost.
+    rules batches are handed out until so many samples have arrived in gradients, and those then in flight are lost.
     """
 
     @property

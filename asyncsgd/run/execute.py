@@ -1,4 +1,4 @@
-"""Train a prepared run: server, workers, backend and loop of each mode.
+"""Train a prepared run: server, workers, backend and loop of each runtime.
 
 `execute` runs in the leading process. The other synchronous ranks that torchrun made run
 `asyncsgd.run.other_host.follow`. The `_train_...` functions differ in what moves gradients, and in nothing else.
@@ -436,8 +436,8 @@ def _rank_is_lost(processes: ChildProcesses, num_workers: int) -> RunError:
 
 
 def _first_lost(processes: ChildProcesses, num_workers: int) -> tuple[int, str]:
-    """The rank that failed first, and how it ended. The others fail after it because they lose contact to it, so they
-    are to blame only if all ranks ended in this way.
+    """The rank to blame, and how it ended: the first by number of those that did not merely lose contact to another
+    one. If all have lost contact, it is the first of them.
     """
     ends = {rank: processes.how_it_ended(rank, 2.0) for rank in range(num_workers)}
     known = {rank: end for rank, end in ends.items() if end is not None and processes.exit_code(rank) != 0}
