@@ -131,8 +131,7 @@ def question_of_numbers(ours: stats.Numbers, theirs: stats.Numbers, **fields: An
     Args:
         fields: other fields: margin, margin_reason, gained, lower, alpha.
     """
-    pairs = list(range(len(ours)))
-    return QuestionRow(**values_of(np.asarray(ours, float), np.asarray(theirs, float), pairs), **fields)
+    return QuestionRow(**values_of(ours, theirs, list(range(len(ours)))), **fields)
 
 
 def answer_family(family: Sequence[QuestionRow], num_registered: int = 0) -> list[QuestionRow]:

@@ -247,7 +247,7 @@ def save_figures(runs: DataFrame, curves: DataFrame, folder: Path) -> list[Path]
     known = known.assign(stage="test", arm=_arms(known))
     arms = groups(known, NO_PLAN)
     # all of them share a picture
-    cast = plots.looks(arms.assign(group=""))
+    styles = plots.arm_styles(arms.assign(group=""))
     named = labels(arms)
     tables = list(grouped(known))
     paths = []
@@ -255,7 +255,7 @@ def save_figures(runs: DataFrame, curves: DataFrame, folder: Path) -> list[Path]
         evaluated = own[own["run"].isin(curves["run"])]
         for name, x, drawn in _pictures(evaluated):
             figure, (axes,) = plots.figure(6.0, 3.8)
-            plots.loss(axes, drawn, curves, cast, named, x)
+            plots.loss(axes, drawn, curves, styles, named, x)
             axes.legend(frameon=False, fontsize=8)
             axes.set_title(heading if len(tables) > 1 else "", fontsize=8)
             if len(tables) > 1:

@@ -177,10 +177,10 @@ def speed_of(arm: Any) -> str:
     return text
 
 
-def cast_of(found: Comparisons) -> Mapping[str, Any]:
-    """The looks of the arms."""
+def styles_of(found: Comparisons) -> Mapping[str, Any]:
+    """The style of every arm."""
     names = list(dict.fromkeys(found.arms["arm"]))
-    return plots.looks(DataFrame({"algorithm": names, "group": ""}, index=names))
+    return plots.arm_styles(DataFrame({"algorithm": names, "group": ""}, index=names))
 
 
 def loss_pictures(found: Comparisons, comparison: str) -> Iterator[Drawing]:
@@ -192,7 +192,7 @@ def loss_pictures(found: Comparisons, comparison: str) -> Iterator[Drawing]:
         title = f"Loss against seconds: {model}"
         caption = f"{model}: a line for every seed."
         runs = own[own["model"] == model]
-        yield drawing(gallery.drawn(name, title, caption, plots.loss, runs, found.curves, cast_of(found), {}))
+        yield drawing(gallery.drawn(name, title, caption, plots.loss, runs, found.curves, styles_of(found), {}))
 
 
 def grid_pictures(grid: DataFrame) -> Iterator[Drawing]:

@@ -80,7 +80,7 @@ def forest(study: Study) -> Iterator[Picture]:
 def curves(study: Study, group: str, number: int) -> Iterator[Picture]:
     """Loss against seconds and samples of a group."""
     own = _of_group(study, group)
-    cast = plots.looks(study.arms)
+    styles = plots.arm_styles(study.arms)
     named = _in_group(study, group)
     if own.empty or not len(study.curves):
         return
@@ -91,7 +91,7 @@ def curves(study: Study, group: str, number: int) -> Iterator[Picture]:
     for x in ("seconds", "samples"):
         name = f"loss-{x}-{number}" if number else f"loss-{x}"
         told = f"{conditions(group)}. {note}"
-        yield drawn(name, f"Loss against {x}", told, plots.loss, own, study.curves, cast, named, x, target=target)
+        yield drawn(name, f"Loss against {x}", told, plots.loss, own, study.curves, styles, named, x, target=target)
 
 
 def _in_group(study: Study, group: str) -> dict[str, str]:
@@ -101,19 +101,19 @@ def _in_group(study: Study, group: str) -> dict[str, str]:
 
 def times(study: Study) -> Iterator[Picture]:
     """The share of runs at the target, by group."""
-    cast = plots.looks(study.arms)
+    styles = plots.arm_styles(study.arms)
     for number, group in enumerate(groups_of(study)):
         named = _in_group(study, group)
         own = _of_group(study, group)
         target = _target(study, group)
         if target is not None and own["arm"].nunique() > 1:
             title = f"Runs at the target: {conditions(group)}"
-            yield drawn(f"reached-{number}", title, "", plots.reached, own, study.curves, cast, named, target)
+            yield drawn(f"reached-{number}", title, "", plots.reached, own, study.curves, styles, named, target)
 
 
 def against(study: Study) -> Iterator[Picture]:
     """Throughput over workers, loss over delay and seconds, loss over tuned rates, delays."""
-    cast = plots.looks(study.arms)
+    styles = plots.arm_styles(study.arms)
     used = tables.tested(study.runs)
     alive = used[~used["diverged"]]
     for clock, own in alive.groupby("clock"):
@@ -122,15 +122,15 @@ def against(study: Study) -> Iterator[Picture]:
             if varies and _one_machine(own, (x, y)):
                 name = f"{y}-{x}-{clock}".replace("_", "-")
                 title = f"{y} against {x}, {clock} clock".replace("_", " ")
-                yield drawn(name, title, "", plots.against, own, cast, x, y, log=x == "workers")
+                yield drawn(name, title, "", plots.against, own, styles, x, y, log=x == "workers")
     tried = study.runs[(study.runs["stage"] == "tuning") & study.runs["loss"].notna()]
     if tried["learning_rate"].nunique() > 1:
         title = "loss against learning rate"
-        yield drawn("rates", title, "", plots.against, tried, cast, "learning_rate", "loss", log=True)
+        yield drawn("rates", title, "", plots.against, tried, styles, "learning_rate", "loss", log=True)
     for number, group in enumerate(groups_of(study)):
         counts = _delays_of(_of_group(study, group))
         if counts:
-            yield drawn(f"delays-{number}", f"Delays: {conditions(group)}", "", plots.delays, counts, cast)
+            yield drawn(f"delays-{number}", f"Delays: {conditions(group)}", "", plots.delays, counts, styles)
 
 
 def confusions(study: Study) -> Iterator[Picture]:
@@ -175,17 +175,17 @@ def plot(study: Study, kind: str, **options: Any) -> Figure:
         for picture in forest(study):
             return picture.figure
         raise UsageError("there is no comparison to draw; draw the runs of one arm: plot('loss')")
-    cast = plots.looks(study.arms)
+    styles = plots.arm_styles(study.arms)
     if kind == "against":
         used = tables.tested(study.runs)
-        return drawn(kind, "", "", plots.against, used[~used["diverged"]], cast, **options).figure
+        return drawn(kind, "", "", plots.against, used[~used["diverged"]], styles, **options).figure
     group = groups_of(study)[0]
     options.setdefault("target", _target(study, group))
     if kind == "reached" and options["target"] is None:
         raise UsageError("no target was declared; name one: plot('reached', target=5.0)")
     draw = plots.loss if kind == "loss" else plots.reached
     own = _of_group(study, group)
-    return drawn(kind, "", "", draw, own, study.curves, cast, labels(study.arms), **options).figure
+    return drawn(kind, "", "", draw, own, study.curves, styles, labels(study.arms), **options).figure
 
 
 def _of_group(study: Study, group: str) -> Any:

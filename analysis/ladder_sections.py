@@ -344,8 +344,8 @@ def _draw(axes: Any, rungs: DataFrame) -> str:
         zip(("kept", "does not pay", "left out for the score"), sns.color_palette("colorblind"), strict=False)
     )
     named = {f"{rung.name}: {rung.word}": rung for rung in rungs.itertuples()}
-    cast = {name: plots.Look(colours[rung.word], "", "") for name, rung in named.items()}
-    told = plots.bars(axes, {name: rung.speed.interval for name, rung in named.items()}, 1.0, TIMES_BEFORE, cast)
+    styles = {name: plots.ArmStyle(colours[rung.word], "", "") for name, rung in named.items()}
+    told = plots.bars(axes, {name: rung.speed.interval for name, rung in named.items()}, 1.0, TIMES_BEFORE, styles)
     plots.logarithmic(axes, base=2)
     axes.xaxis.set_major_formatter(lambda value, _: factor(value))
     return told

@@ -85,13 +85,13 @@ class Study:
         if name in comparisons.JUDGING:
             from analysis import special  # matplotlib takes a second
 
-            with contextlib.suppress(UsageError):  # of what cannot be read the page says what is said of every study
+            with contextlib.suppress(UsageError):  # a report that cannot be read has the headlines of every study
                 first, *others = special.SENTENCES[name](self.folder)
                 return [Headline(first, tuple(others), None)]
         failed = self.trust[(self.trust["level"] == "bad") & self.trust["title"].isin(("sync guard", "tuning"))]
         small = [f"{row.title}: {row.value}. {row.detail}" for row in failed.itertuples()]
         found = verdict.headlines(self.tests, self.arms, self.plan, self._remarks(), small, self._warnings())
-        return found or [Headline(self._alone(), (), None)]
+        return found or [Headline(self._why_no_verdict(), (), None)]
 
     @property
     def verdict(self) -> str:
@@ -139,11 +139,11 @@ class Study:
                 raise UsageError(f"no run here has a setting {name!r}{nearest(name, sorted(known))}")
 
     def _judged_as(self) -> Plan:
-        """The plan, exploratory also for what the runs say."""
+        """The plan with the reason why the study is exploratory, which may also lie in the runs."""
         return self.plan._replace(why_exploratory=self.exploratory)
 
-    def _remarks(self) -> dict[str, list[str]]:
-        """What a headline has to add, by "treatment reference"."""
+    def _remarks(self) -> dict[tuple[str, str], list[str]]:
+        """(treatment, reference) -> what a headline has to add."""
         found = {}
         for pairs in self.pairs:
             remarks = []
@@ -153,21 +153,21 @@ class Study:
                     remarks.append(f"{edge}, so a better one may lie beyond.")
             if not pairs.control and not pairs.why_not_comparable:
                 remarks += judge.other_targets(pairs, self.measure, self.plan)
-            found[f"{pairs.treatment} {pairs.reference}"] = remarks
+            found[pairs.treatment, pairs.reference] = remarks
         return found
 
-    def _warnings(self) -> dict[str, str]:
-        """That neither of two arms has learned, by "treatment reference"."""
-        why = {str(arm): scores.nothing_learned(own) for arm, own in self.runs.groupby("arm")}
+    def _warnings(self) -> dict[tuple[str, str], str]:
+        """(treatment, reference) -> that neither of the two arms has learned."""
+        why = {str(arm): scores.why_nothing_learned(own) for arm, own in self.runs.groupby("arm")}
         found = {}
         for row in self.tests.itertuples():
             reasons = [why.get(arm, "") for arm in (row.treatment, row.reference)]
             if all(reasons):
                 told = " and ".join(dict.fromkeys(reasons))
-                found[f"{row.treatment} {row.reference}"] = f"Neither arm has learned anything: {told}."
+                found[row.treatment, row.reference] = f"Neither arm has learned anything: {told}."
         return found
 
-    def _alone(self) -> str:
+    def _why_no_verdict(self) -> str:
         """What is said where there is nothing to compare."""
         used = self.runs[self.runs["stage"] == "test"]
         finished = used[used["usable"]]

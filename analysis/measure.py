@@ -22,7 +22,7 @@ from analysis.curves import (
 )
 from analysis.pairs import Pairs
 from analysis.runs import Note
-from analysis.stats import Array
+from analysis.stats import Array, Numbers
 
 BY_RANKS = Note("a diverged run is worse than any other, so the pairs are compared by ranks")
 COMPLETE_SHARE = 0.95
@@ -36,7 +36,7 @@ NEVER = (math.inf, math.inf)
 """The ends of what never came: a time of a run that missed its target, a loss of one that diverged."""
 
 
-def values_of(ours: Array, theirs: Array, seeds: list[Any], **limits: Any) -> dict[str, Any]:
+def values_of(ours: Numbers, theirs: Numbers, seeds: list[Any], **limits: Any) -> dict[str, Any]:
     """Fields of a `QuestionRow`: the values of an endpoint in each pair, inf of a run that diverged.
 
     Args:
@@ -56,8 +56,9 @@ def values_of(ours: Array, theirs: Array, seeds: list[Any], **limits: Any) -> di
     }
 
 
-def _as_ends(values: Array) -> Array:
+def _as_ends(numbers: Numbers) -> Array:
     """The lowest and the highest possible value of each pair (n x 2); equal where the value is known."""
+    values = np.asarray(numbers, float)
     return values if values.ndim == 2 else np.column_stack((values, values))
 
 

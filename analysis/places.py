@@ -56,18 +56,18 @@ NOT_OF_AN_ARM = {
 }
 """Settings that do not tell arms of loose runs apart: the seed, the budget and the machine."""
 WITHOUT_ARM = ("before", "trial", "after", "finetune")
-"""Stages of a study whose runs do not have the settings of an arm."""
-PLACED = ("stage", "arm", "seed", "replicate", "trial", "parent", "finetune_seed", "algorithm")
-"""Columns that say where a run belongs, for which a plan's word goes before the run's."""
+"""Stages of a study, and of a chain of trainings, whose runs do not have the settings of an arm."""
+PLAN_WINS = ("stage", "arm", "seed", "replicate", "trial", "parent", "finetune_seed", "algorithm")
+"""Columns that say where a run belongs. Where plan and run disagree the plan's value is kept."""
 
 
-def missing(path: Path) -> dict[str, Any]:
+def columns_of_missing(path: Path) -> dict[str, Any]:
     return {"path": path, "status": MISSING, "settings": {}, "details": {}, "left_out": "planned, and no folder there"}
 
 
-def planned(entry: PlannedRun, plan: Plan) -> dict[str, Any]:
-    """What a plan says of a run; what the run says of its condition goes before it."""
-    place = {key: getattr(entry, key) for key in PLACED if key != "algorithm"}
+def columns_of_plan(entry: PlannedRun, plan: Plan) -> dict[str, Any]:
+    """The columns of a run that its plan gives. Workers, clock and speeds only fill what the run does not say."""
+    place = {key: getattr(entry, key) for key in PLAN_WINS if key != "algorithm"}
     arm = plan.arms.get(entry.arm)
     if arm is None:
         place["algorithm"] = re.sub(r"-w\d+(-.*)?$", "", entry.arm)
@@ -78,15 +78,19 @@ def planned(entry: PlannedRun, plan: Plan) -> dict[str, Any]:
     return place
 
 
-def misplaced(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
-    """A folder that holds another run than the plan says: the place stays, without a run. What a run does not record
-    is not held against it. What the plan says and changes no loss is told.
+def as_misplaced(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """The columns that mark a run as `MISPLACED` if its settings are not the planned ones; otherwise its notes.
+
+    A setting that the run does not record is no difference. A difference that changes no loss becomes a note.
     """
     if row["status"] in (MISSING, UNREADABLE):
         return {}
-    whole = plan.settings.get(row["run"])
+    planned_settings = plan.settings.get(row["run"])
     recorded = row["settings"]
-    expected = _planned_settings(row, plan) if whole is None else {"seed": whole.get("seed")}
+    if planned_settings is None:
+        expected = _planned_settings(row, plan)
+    else:
+        expected = {"seed": planned_settings.get("seed")}
     unlike = []
     told = []
     for key, there in expected.items():
@@ -96,8 +100,8 @@ def misplaced(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
         if not means_the_same(key, here, there):
             unlike.append(f"{key} {here}, not {there}")
     task = row.get("asked_task") or row.get("task")
-    if whole is not None and recorded and task in TASKS:
-        for key, difference in _unlike_plan(recorded, whole, task):
+    if planned_settings is not None and recorded and task in TASKS:
+        for key, difference in _unlike_plan(recorded, planned_settings, task):
             if key in MENTIONED:
                 told.append(difference)
             else:
@@ -109,10 +113,12 @@ def misplaced(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     return {"notes": "; ".join(notes)}
 
 
-def _unlike_plan(recorded: Mapping[str, Any], whole: Mapping[str, Any], task: str) -> Iterator[tuple[str, str]]:
+def _unlike_plan(
+    recorded: Mapping[str, Any], planned_settings: Mapping[str, Any], task: str
+) -> Iterator[tuple[str, str]]:
     """Every setting that means another thing in a run than in its plan, with both values."""
     both = []
-    for settings in (recorded, whole):
+    for settings in (recorded, planned_settings):
         machine = {key: settings[key] for key in ("threads", "device") if key in settings}
         both.append(SimpleNamespace(asked=asked_of(settings, {}) | machine, task=task))
     for key in sorted({*both[0].asked, *both[1].asked}):
@@ -123,7 +129,7 @@ def _unlike_plan(recorded: Mapping[str, Any], whole: Mapping[str, Any], task: st
 
 
 def _planned_settings(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
-    """What a plan of before says of a run: the settings of its arm, those that tuning chose, and its seed."""
+    """What a plan that an older version wrote says of a run: its arm's settings, those that tuning chose, its seed."""
     if row["stage"] in WITHOUT_ARM:
         return {}
     settings = plan.tuned_settings_of(row["arm"])
@@ -141,7 +147,7 @@ def _another_run(why: str) -> dict[str, Any]:
     return {"status": MISPLACED, "usable": False, "diverged": False, "left_out": told}
 
 
-def of_another(row: Mapping[str, Any], parent: Mapping[str, Any] | None) -> dict[str, Any]:
+def as_wrong_parent(row: Mapping[str, Any], parent: Mapping[str, Any] | None) -> dict[str, Any]:
     """A fine-tuning of another run than the plan says: the place stays, without a run.
 
     Args:
@@ -161,7 +167,7 @@ def of_another(row: Mapping[str, Any], parent: Mapping[str, Any] | None) -> dict
     return {}
 
 
-def placed(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
+def columns_of_folder_name(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """Where a run belongs that no plan speaks of: as its folder is named, else a test run of its own settings."""
     found = PLACE.search(name)
     if not found:
@@ -220,7 +226,7 @@ def with_parents(runs: DataFrame) -> DataFrame:
     """Give loose fine-tuning runs the arm and the seed of the run that they started from."""
     tests = runs[runs["stage"] == "test"]
     loose = runs["arm"].isna() & (runs["stage"] == "finetune")
-    runs.loc[loose, "finetune_seed"] = runs["seed"]
+    runs.loc[loose, "finetune_seed"] = runs.loc[loose, "seed"]
     for name, parent in runs.loc[loose, "parent"].items():
         if not parent:
             runs.loc[name, "arm"] = BASELINE

@@ -49,7 +49,7 @@ STYLE = {
 }
 
 
-class Look(NamedTuple):
+class ArmStyle(NamedTuple):
     """How an arm is drawn everywhere."""
 
     colour: Any
@@ -69,9 +69,9 @@ class Look(NamedTuple):
         axes.fill_between(x, low, high, **style, **options)
 
 
-def looks(arms: DataFrame) -> dict[str, Look]:
-    """The look of every arm of `questions.groups`; well-known algorithms have theirs in every report. A group's second
-    arm of an algorithm has a look of its own.
+def arm_styles(arms: DataFrame) -> dict[str, ArmStyle]:
+    """The style of every arm of `questions.groups`; well-known algorithms have theirs in every report. A group's second
+    arm of an algorithm has a style of its own.
     """
     nth = arms.groupby(["group", "algorithm"]).cumcount()
     names = []
@@ -86,7 +86,7 @@ def looks(arms: DataFrame) -> dict[str, Look]:
         number = order.index(name)
         marker = MARKERS[number % len(MARKERS)]
         dash = DASHES[number % len(DASHES)]
-        found[arm] = Look(colours[number], marker, dash)
+        found[arm] = ArmStyle(colours[number], marker, dash)
     return found
 
 
@@ -252,7 +252,7 @@ def loss(
     axes: Axes,
     runs: DataFrame,
     curves: DataFrame,
-    cast: Mapping[str, Look],
+    styles: Mapping[str, ArmStyle],
     labels: Mapping[str, str],
     x: str = "seconds",
     y: str = "loss",
@@ -264,18 +264,18 @@ def loss(
     evaluated = runs[runs["run"].isin(frames)]
     sentences = []
     for arm, of_arm in evaluated.groupby("arm", sort=False):
-        look = cast[str(arm)]
+        style = styles[str(arm)]
         alive = []
         for row in of_arm.itertuples():
             of_run = curve(frames[row.run], x, y)
-            _thin_line(axes, of_run, look, row.diverged)
+            _thin_line(axes, of_run, style, row.diverged)
             if not row.diverged:
                 alive.append(of_run)
         grid, mean, low, high = band(alive)
         name = f"{labels.get(str(arm), arm)} (n = {len(alive)})"
         step = max(1, len(grid) // 5)
-        look.band(axes, grid, low, high)
-        look.line(axes, grid, mean, linewidth=1.7, markevery=step, label=name)
+        style.band(axes, grid, low, high)
+        style.line(axes, grid, mean, linewidth=1.7, markevery=step, label=name)
         if len(grid):
             sentences.append(f"{name}: {mean[0]:.3g} to {mean[-1]:.3g} at {grid[-1]:.4g} {x}")
     if target is not None and not math.isnan(target):
@@ -287,15 +287,15 @@ def loss(
     return "; ".join(sentences)
 
 
-def _thin_line(axes: Axes, of_run: Curve, look: Look, is_diverged: bool) -> None:
+def _thin_line(axes: Axes, of_run: Curve, style: ArmStyle, is_diverged: bool) -> None:
     """The line of one run, of at most `MAX_LINE_POINTS` points or a few more."""
     x, y = of_run
     step = max(1, len(x) // MAX_LINE_POINTS)
     x = x[::step]
     y = y[::step]
-    axes.plot(x, y, color=look.colour, linewidth=0.6, alpha=0.4)
+    axes.plot(x, y, color=style.colour, linewidth=0.6, alpha=0.4)
     if is_diverged and len(x):
-        axes.plot(x[-1], y[-1], "x", color=look.colour)
+        axes.plot(x[-1], y[-1], "x", color=style.colour)
 
 
 def _seconds_of(runs: DataFrame) -> str:
@@ -307,7 +307,7 @@ def reached(
     axes: Axes,
     runs: DataFrame,
     curves: DataFrame,
-    cast: Mapping[str, Look],
+    styles: Mapping[str, ArmStyle],
     labels: Mapping[str, str],
     target: float,
 ) -> str:
@@ -329,7 +329,7 @@ def reached(
         sentences.append(f"{name}: {is_reached.sum()} of {len(times)}")
         if is_reached.any():
             seconds, share = _share_reached(np.array(times), np.array(ends))
-            cast[str(arm)].steps(axes, seconds, share, name)
+            styles[str(arm)].steps(axes, seconds, share, name)
     axes.set(ylim=(-0.03, 1.05), xlabel=_seconds_of(runs))
     axes.set_ylabel(f"share of runs seen at or below {target:.3g}")
     return "; ".join(sentences)
@@ -355,7 +355,7 @@ def _share_reached(times: NDArray[Any], ends: NDArray[Any]) -> tuple[list[float]
 def against(
     axes: Axes,
     runs: DataFrame,
-    cast: Mapping[str, Look],
+    styles: Mapping[str, ArmStyle],
     x: str,
     y: str,
     *,
@@ -378,9 +378,9 @@ def against(
         estimates = [interval.estimate for _, interval in points]
         low = [interval.low for _, interval in points]
         high = [interval.high for _, interval in points]
-        look = cast[own["arm"].iloc[0]]
-        look.line(axes, positions, estimates, label=str(name))
-        axes.vlines(positions, low, high, color=look.colour, linewidth=1.2)
+        style = styles[own["arm"].iloc[0]]
+        style.line(axes, positions, estimates, label=str(name))
+        axes.vlines(positions, low, high, color=style.colour, linewidth=1.2)
         shown = [f"{interval.estimate:.3g} at {position:.3g}" for position, interval in points]
         sentences.append(f"{name}: {', '.join(shown)}")
     axes.set(xlabel=x.replace("_", " "), ylabel=y.replace("_", " "))
@@ -396,14 +396,14 @@ def logarithmic(axes: Axes, base: float = 10) -> None:
     axes.xaxis.set_minor_formatter(LogFormatter(base))
 
 
-def delays(axes: Axes, counts: Mapping[str, Mapping[int, int]], cast: Mapping[str, Look]) -> str:
+def delays(axes: Axes, counts: Mapping[str, Mapping[int, int]], styles: Mapping[str, ArmStyle]) -> str:
     """How often a gradient was applied at each delay, in updates."""
     sentences = []
     for arm, of_arm in counts.items():
         total = sum(of_arm.values())
         delays_of_arm = sorted(of_arm)
         shares = [of_arm[delay] / total for delay in delays_of_arm]
-        cast[arm].line(axes, delays_of_arm, shares, label=arm)
+        styles[arm].line(axes, delays_of_arm, shares, label=arm)
         sentences.append(f"{arm}: at most {max(of_arm)}")
     axes.set(xlabel="delay (updates)", ylabel="share of the gradients")
     axes.set_ylim(bottom=0)
@@ -420,7 +420,7 @@ def heat(axes: Axes, counts: DataFrame) -> str:
     return "; ".join(sentences)
 
 
-def profiles(axes: Axes, found: Mapping[str, DataFrame], cast: Mapping[str, Look]) -> str:
+def profiles(axes: Axes, found: Mapping[str, DataFrame], styles: Mapping[str, ArmStyle]) -> str:
     """The share of runs with a score above every threshold, one curve an algorithm, with its band."""
     scores = np.concatenate([steps["score"] for steps in found.values()])
     # below 0 is worse than before training, and how far below would only squeeze the rest
@@ -430,14 +430,14 @@ def profiles(axes: Axes, found: Mapping[str, DataFrame], cast: Mapping[str, Look
     left = least - padding
     right = most + padding
     for name, steps in found.items():
-        look = cast[name]
+        style = styles[name]
         first = min(left, steps["score"].iloc[0])
         x = [first, *steps["score"], right]
-        look.steps(axes, x, [1.0, *steps["share"], 0.0], name)
+        style.steps(axes, x, [1.0, *steps["share"], 0.0], name)
         if steps["low"].notna().any():
             low = [1.0, *steps["low"], 0.0]
             high = [1.0, *steps["high"], 0.0]
-            look.band(axes, x, low, high, step="post")
+            style.band(axes, x, low, high, step="post")
     axes.set(xlim=(left, right), ylim=(-0.03, 1.03))
     axes.set(xlabel="score τ", ylabel="runs with a score above τ")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -445,11 +445,11 @@ def profiles(axes: Axes, found: Mapping[str, DataFrame], cast: Mapping[str, Look
     return "; ".join(found)
 
 
-def bars(axes: Axes, intervals: Mapping[str, Interval], even: float, label: str, cast: Mapping[str, Look]) -> str:
+def bars(axes: Axes, intervals: Mapping[str, Interval], even: float, label: str, styles: Mapping[str, ArmStyle]) -> str:
     """One horizontal bar an algorithm from low to high, a line at the estimate, and a dashed one at `even`."""
     sentences = []
     for row_number, (name, interval) in enumerate(intervals.items()):
-        colour = cast[name].colour
+        colour = styles[name].colour
         width = interval.high - interval.low
         bottom = row_number - 0.3
         top = row_number + 0.3

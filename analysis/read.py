@@ -16,7 +16,17 @@ import pandas as pd
 from pandas import DataFrame
 
 from analysis.meanings import asked_of, spelled_alike
-from analysis.places import PLACED, UNREADABLE, misplaced, missing, of_another, placed, planned, with_arms, with_parents
+from analysis.places import (
+    PLAN_WINS,
+    UNREADABLE,
+    as_misplaced,
+    as_wrong_parent,
+    columns_of_folder_name,
+    columns_of_missing,
+    columns_of_plan,
+    with_arms,
+    with_parents,
+)
 from analysis.questions import Plan, read_plan
 from analysis.runs import NUMBERS, PERHAPS, RUNS, SURE, TEXTS
 from asyncsgd.errors import UsageError
@@ -85,15 +95,15 @@ def read(folder: Path) -> tuple[DataFrame, DataFrame, Plan]:
         recorded[name] = row
         if len(curve):
             curves.append(curve.assign(run=name))
-    in_plan = {entry.folder: planned(entry, plan) for entry in plan.runs}
+    in_plan = {entry.folder: columns_of_plan(entry, plan) for entry in plan.runs}
     rows = []
     for name in sorted(in_plan | recorded):
         row = {"run": name}
-        row |= recorded[name] if name in recorded else missing(folder / name)
+        row |= recorded[name] if name in recorded else columns_of_missing(folder / name)
         if name in in_plan:
             _place_as_planned(row, in_plan[name], plan, recorded)
         else:
-            row |= placed(name, row)
+            row |= columns_of_folder_name(name, row)
             if plan.runs:
                 row |= {"left_out": "not in plan.json", "usable": False, "stage": ""}
         rows.append(row)
@@ -108,10 +118,10 @@ def _place_as_planned(
 ) -> None:
     """Give a run its place in a plan, unless its folder holds another run than the plan says."""
     for key, value in place.items():
-        if key in PLACED or row.get(key) in (None, ""):
+        if key in PLAN_WINS or row.get(key) in (None, ""):
             row[key] = value
-    row |= misplaced(row, plan)
-    row |= of_another(row, recorded.get(row["parent"], {}))
+    row |= as_misplaced(row, plan)
+    row |= as_wrong_parent(row, recorded.get(row["parent"], {}))
 
 
 def _folders(folder: Path, plan: Plan) -> dict[str, Path]:

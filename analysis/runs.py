@@ -84,13 +84,14 @@ class RunRow(NamedTuple):
 class Note(str):
     """A sentence on what limits an answer; its `kind` says where a report shows it, whatever its words are.
 
-    The kinds: below (a sentence, in small type), batches (the same, of unequal ones), diverged, risen, corrected,
-    undefined (scores), budget.
+    `below` stands in small type under the verdict, and so does `batches`, on arms with unequal batch sizes. `diverged`
+    and `risen` make sentences of the verdict, `corrected` stands next to the p value. `undefined` is on scores that do
+    not exist, `budget` on the seconds up to which runs are compared.
     """
 
     kind: str
     about: tuple[str, ...]
-    """Of a note on runs that diverged their arm and how many; of one on unequal batches what it says of them."""
+    """(arm, count) for the kind `diverged`, (sentence,) for the kind `batches`, else empty."""
 
     def __new__(cls, text: str, kind: str = "below", about: tuple[str, ...] = ()) -> Note:
         note = super().__new__(cls, text)

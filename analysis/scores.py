@@ -41,10 +41,13 @@ def metric_of(runs: DataFrame) -> tuple[str, bool]:
 
 
 def by_seed(runs: DataFrame) -> DataFrame:
-    """Mean scores (seeds x arms); nan where a run of the seed was lost, and infinite, to the worse side, where one
-    diverged, could not begin, or ended as a model whose predictions leave the score undefined.
+    """Mean scores (seeds x arms) over the fine-tunings of a seed.
+
+    A mean is nan where a run was lost, or where the evaluation set leaves the score undefined (`undefined_scores`). It
+    is infinite, to the worse side, where a run diverged, could not begin because its pretraining diverged, or has no
+    score because the model predicts one class.
     """
-    tuned = runs[runs["stage"] == "finetune"].copy()
+    tuned = rows_with(runs, stage="finetune").copy()
     metric, lower = metric_of(tuned)
     tuned["metric"] = tuned["metric"].where(tuned["usable"])
     could_not_begin = tuned["status"].eq("MISSING") & tuned["parent"].isin(_without_model(runs))
@@ -71,7 +74,7 @@ def scores_of(runs: DataFrame, arms: DataFrame, plan: Plan) -> Iterator[dict[str
     """Columns of `tests`: the score of every arm against its reference, and of the reference against no intermediate
     training.
     """
-    tuned = runs[runs["stage"] == "finetune"]
+    tuned = rows_with(runs, stage="finetune")
     if rows_with(tuned, usable=True, diverged=False).empty:
         return
     means = by_seed(runs)
@@ -104,7 +107,7 @@ def _asked(members: DataFrame, has_baseline: bool, plan: Plan) -> list[tuple[str
 
 
 def _unlike(runs: DataFrame, arms: tuple[str, str], plan: Plan) -> tuple[str, list[Note]]:
-    """As `limits_of_unlike`, of the fine-tunings and of the pretrainings that these began from."""
+    """Why the fine-tunings of two arms, or their pretrainings, are not comparable, and notes on what they differ in."""
     treatment, reference = arms
     usable = rows_with(runs, usable=True, replicate=0)
     ours = rows_with(usable, arm=treatment)
@@ -124,7 +127,7 @@ def _score(tuned: DataFrame, means: DataFrame, treatment: str, reference: str) -
     own = {arm: rows_with(of_pairs, arm=arm) for arm in arms}
     gained = _gained(tuned, means, both, reference)
     nothing = ""
-    ignorant = [arm for arm in arms if not_learned(own[arm])]
+    ignorant = [arm for arm in arms if taggers_learned_nothing(own[arm])]
     if ignorant:
         be = "is" if len(ignorant) == 1 else "are"
         nothing = f"{' and '.join(ignorant)} {be} no better than a tagger that gives every word the commonest tag"
@@ -184,8 +187,8 @@ def _ends_of_seeds(tuned: DataFrame) -> dict[Any, str]:
 
 
 def _lost(runs: DataFrame, arms: tuple[str, str]) -> tuple[str, ...]:
-    """The runs of every stage that a score needed and that have no result: what is left was not chosen before looking.
-    A model that diverged is a result, and so is that nothing could be made of it.
+    """Caveats on the runs of every stage that a score needed and that have no result: to drop them is a choice made
+    after looking. A pretraining that diverged is a result, and so is a fine-tuning that could not begin because of it.
     """
     could_not_begin = (runs["status"] == "MISSING") & runs["parent"].isin(_without_model(runs))
     wanted = rows_with(runs[~could_not_begin], replicate=0)
@@ -196,23 +199,23 @@ def _lost(runs: DataFrame, arms: tuple[str, str]) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def nothing_learned(runs: DataFrame) -> str:
+def why_nothing_learned(runs: DataFrame) -> str:
     """Why the models of an arm have learned nothing; empty where they have, and where it is not known.
 
     Their loss does not end below its start, or their classes are predicted no better, by their own score, than by one
     class for everything.
     """
     of_arm = rows_with(runs, usable=True, diverged=False, replicate=0)
-    tests = of_arm[of_arm["stage"] == "test"]
+    tests = rows_with(of_arm, stage="test")
     gained = (tests["first_loss"] - tests["loss"]).dropna()
     if len(gained) and gained.mean() <= 0:
         return "the loss does not end below its start"
-    tuned = of_arm[of_arm["stage"] == "finetune"]
+    tuned = rows_with(of_arm, stage="finetune")
     for trained in (tuned, tests):
         gains = _gains_over_one_class(trained)
         if gains and np.mean(gains) <= 0:
             return "one class for everything is predicted as well"
-        if not_learned(trained):
+        if taggers_learned_nothing(trained):
             return "the commonest tag for every word is predicted as well"
     return ""
 
@@ -235,7 +238,7 @@ def _of_one_class(confusion: NDArray[np.int64], score: Callable[[NDArray[np.int6
     return max(score(np.outer(counts, column)) for column in one_class)
 
 
-def not_learned(runs: DataFrame) -> bool:
+def taggers_learned_nothing(runs: DataFrame) -> bool:
     """Whether taggers are no better, in span F1 or accuracy, than one that gives every word the commonest tag."""
     alive = rows_with(runs, usable=True, diverged=False)
     for metric in ("span_f1", "accuracy"):

@@ -15,11 +15,13 @@ Array: TypeAlias = NDArray[np.float64]
 Numbers: TypeAlias = Sequence[float] | Array
 
 EXACT_PAIRS = 16
+"""Up to this number of pairs `sign_flip` uses all subsets of the pairs."""
 SUBSETS = 50_000
-"""Up to so many pairs all subsets are looked at; beyond, so many random ones, which are always the same."""
+"""With more pairs it uses this number of random subsets, which are always the same."""
 POWER = 0.8
+"""Share of studies in which a detectable difference is found."""
 STUDIES = 4_000
-"""Share of studies in which a detectable difference is found, and how many are simulated at most."""
+"""The number of studies that are simulated at most."""
 MINIMUM_PAIRS = 6
 """Below it the two-sided sign-flip test cannot reach 0.05."""
 ROUNDING = 1e-12
@@ -73,7 +75,7 @@ def _subsets(n: int) -> NDArray[np.int8]:
     return np.concatenate((not_empty, whole))
 
 
-def _in_one_order(ours: Array, theirs: Array) -> NDArray[np.intp]:
+def _canonical_order(ours: Array, theirs: Array) -> NDArray[np.intp]:
     """An order of pairs that depends neither on the one in which they come nor on which arm is the treatment.
 
     Random subsets are drawn by position, so that their p value would depend on both.
@@ -89,13 +91,14 @@ def sign_flip(
 ) -> tuple[float, Interval]:
     """The exact sign-flip test of paired values and the interval of what it does not reject.
 
-    A pattern of signs gives a sum as far from 0 as the observed one exactly where it turns a subset of the differences
-    whose sum is 0 or has the other sign, or the complement of one. So the p value and the interval (Hartigan 1969) are
-    read from one list: the means of all subsets. With `ratio` the list is that of sum(reference) / sum(treatment).
+    To flip the signs of a subset S of the differences changes their sum by -2 sum(S). For an observed sum above 0 the
+    new sum is at least as far from 0 if sum(S) <= 0, or if that holds for the complement of S. So the p value and the
+    interval (Hartigan 1969) are read from one list: the means of all subsets. With `ratio` it is the list of
+    sum(reference) / sum(treatment).
     """
     ours = np.asarray(treatment, float)
     theirs = np.asarray(reference, float)
-    order = _in_one_order(ours, theirs)
+    order = _canonical_order(ours, theirs)
     ours = ours[order]
     theirs = theirs[order]
     n = len(ours)
@@ -115,6 +118,7 @@ def sign_flip(
     patterns = len(values) + 1
     at_most = (values <= null + tolerance).sum()
     at_least = (values >= null - tolerance).sum()
+    # 1 is for the empty subset, where no sign is flipped
     p = min(1.0, 2 * (1 + min(at_most, at_least)) / patterns)
     low = math.nan
     high = math.nan
@@ -129,10 +133,10 @@ def signed_ranks(treatment: Numbers, reference: Numbers) -> Array:
     """Signed ranks of paired values, of which some may be infinite: `sign_flip` of them is Wilcoxon's exact test."""
     ours = np.asarray(treatment, float)
     theirs = np.asarray(reference, float)
-    apart = ours != theirs
-    differences = ours[apart] - theirs[apart]
+    unequal = ours != theirs
+    differences = ours[unequal] - theirs[unequal]
     ranks = np.zeros(len(ours))
-    ranks[apart] = np.sign(differences) * stats.rankdata(np.abs(differences))
+    ranks[unequal] = np.sign(differences) * stats.rankdata(np.abs(differences))
     return ranks
 
 
@@ -141,11 +145,11 @@ def mcnemar(treatment: Numbers, reference: Numbers, level: float = 0.95) -> tupl
     ours = np.asarray(treatment, float)
     theirs = np.asarray(reference, float)
     n = len(ours)
-    num_apart = int((ours != theirs).sum())
-    if not num_apart:
+    num_unequal = int((ours != theirs).sum())
+    if not num_unequal:
         return math.nan, Interval(0.0, math.nan, math.nan, level, n)
-    test = stats.binomtest(int((ours > theirs).sum()), num_apart)
-    low, high = ((2 * end - 1) * num_apart / n for end in test.proportion_ci(level))
+    test = stats.binomtest(int((ours > theirs).sum()), num_unequal)
+    low, high = ((2 * end - 1) * num_unequal / n for end in test.proportion_ci(level))
     difference = float((ours - theirs).mean())
     return float(test.pvalue), Interval(difference, float(low), float(high), level, n)
 
@@ -193,8 +197,9 @@ def most_of(count: int, n: int, level: float = 0.95) -> float:
 def detectable_effect(n: int, alpha: float = 0.05) -> float:
     """The difference that `sign_flip` finds in 80 % of normal studies, in SD of the differences; inf where none.
 
-    That of a t test is exact, and that of the sign-flip test is the same above `EXACT_PAIRS`. Up to these, how much
-    larger it is comes from simulated studies that both tests judge.
+    The difference that a t test finds is computed exactly. Above `EXACT_PAIRS` pairs that of the sign-flip test is
+    taken to be equal. With fewer pairs it is larger, by an amount that is estimated from simulated studies: each is
+    judged by both tests.
     """
     if n < minimum_pairs(1, alpha):
         return math.inf

@@ -260,7 +260,7 @@ def save_pictures(found: Across, folder: Path) -> list[Path]:
     from analysis import plots
 
     names = [*found.scores]
-    cast = plots.looks(DataFrame({"algorithm": names, "group": ""}, index=names))
+    styles = plots.arm_styles(DataFrame({"algorithm": names, "group": ""}, index=names))
     score = f"Score: share of the improvement of {found.reference} at equal samples."
     bars = f"Line: estimate. Bar: its 95 % interval. Dashed: as good as {found.reference}."
     bands = f"No bands: {found.refused}." if found.refused else "Bands: 95 % at each score alone."
@@ -274,7 +274,7 @@ def save_pictures(found: Across, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     for title, caption, draw, given in asked:
         figure, (axes,) = plots.figure(5.6, 3.4 if draw is plots.profiles else 1.7 + 0.34 * len(given[0]))
-        draw(axes, *given, cast)
+        draw(axes, *given, styles)
         axes.set_title(textwrap.fill(f"{title}: {found.where.format('')}. {caption}", 88), loc="left", fontsize=7.5)
         paths += plots.save(figure, folder / title.lower().replace(" ", "-"), ("png", "svg"))
     return paths

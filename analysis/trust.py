@@ -16,7 +16,7 @@ from analysis.gate import BUDGET, MAX_OTHER_LOAD, compare_arms, differences_by_d
 from analysis.measure import Measure
 from analysis.questions import Plan, conditions
 from analysis.runs import each, listed, rows_with
-from analysis.scores import BASELINE, not_learned
+from analysis.scores import BASELINE, taggers_learned_nothing
 from asyncsgd.studies.files import PlannedArm
 
 LEVELS = ("bad", "warning", "unknown", "good")
@@ -333,7 +333,7 @@ def learned(seen: Seen) -> Row:
     for arm, own in tuned.groupby("arm"):
         if any(_one_class(details) for details in own["details"]):
             constant.append(str(arm))
-        if not_learned(own):
+        if taggers_learned_nothing(own):
             ignorant.append(str(arm))
     why = "some predict one class for every text" if constant else "no better than the commonest tag"
     num_arms = tuned["arm"].nunique()

@@ -17,7 +17,7 @@ from asyncsgd.studies.config import words_of_score
 
 NAMES = {"async": "asynchronous training", "sync": "synchronous training", "single": "training on one worker"}
 """Names of algorithms in words; any other is called what it is called."""
-WHAT = {
+ENDPOINT_WORDS = {
     "time_to_target": "time to the target",
     "target_reached": "share of runs at the target",
     "loss_at_equal_samples": "loss at equal samples",
@@ -25,19 +25,21 @@ WHAT = {
     "numbers": "numbers",
 }
 """Endpoints in words; any other is a score after fine-tuning."""
-IN_SMALL_TYPE = ("below", "batches")
-"""The kinds of the notes that stand below a sentence."""
-ASSUMED = (
+DETAIL_KINDS = ("below", "batches")
+"""The kinds of the notes that are shown among the details of a headline."""
+SIGN_FLIP_ASSUMPTION = (
     "tested: whether a difference and its opposite are equally likely; if a few runs of one arm can go far wrong, a "
     "mean can be worse although most seeds are better"
 )
 HOLM = "a p_Holm is the p value of a test, raised by Holm's method for the number of comparisons in its family"
-NORMAL = "tested: whether the mean difference lies within the margin, by t tests, which take differences as normal"
+T_TEST_ASSUMPTION = (
+    "tested: whether the mean difference lies within the margin, by t tests, which take differences as normal"
+)
 
 
 def endpoint_in_words(endpoint: str) -> str:
     """An endpoint in words."""
-    return WHAT.get(endpoint) or f"{words_of_score(endpoint)} after fine-tuning"
+    return ENDPOINT_WORDS.get(endpoint) or f"{words_of_score(endpoint)} after fine-tuning"
 
 
 class Headline(NamedTuple):
@@ -45,9 +47,9 @@ class Headline(NamedTuple):
 
     text: str
     details: tuple[str, ...]
-    """Short sentences for small type."""
+    """Short sentences that a page shows in small type."""
     row: Any
-    """Of `tests`; None where nothing could be compared."""
+    """The row of `tests` that it is about; None where nothing could be compared."""
 
     def __str__(self) -> str:
         return "\n  ".join((self.text, *self.details))
@@ -57,31 +59,33 @@ def headlines(
     tests: DataFrame,
     arms: DataFrame,
     plan: Plan,
-    remarks: Mapping[str, Sequence[str]],
-    small: Sequence[str],
-    warnings: Mapping[str, str],
+    remarks: Mapping[tuple[str, str], Sequence[str]],
+    extra_details: Sequence[str],
+    warnings: Mapping[tuple[str, str], str],
 ) -> list[Headline]:
-    """One for each comparison of the primary family; without one, for each comparison.
+    """A headline for each comparison of the primary family; without one, for each comparison.
 
     Args:
-        arms: of `questions.groups`.
-        remarks: further sentences, by the treatment and reference that they are about, with a space between.
-        small: further lines of small type.
-        warnings: what is said before anything else, by the same key as `remarks`.
+        arms: as `questions.groups` gives them.
+        remarks: (treatment, reference) -> further sentences.
+        extra_details: further details of every headline.
+        warnings: (treatment, reference) -> what is said before anything else.
     """
-    rows = tests[~tests["reference"].eq(BASELINE)]
-    control = plan.registered.control
-    controls = set(arms.index[arms["algorithm"] == control]) if control else set()
-    own = rows[~rows["reference"].isin(controls)]
-    registered = np.array([_registered(one, arms, plan) for one in own.itertuples()], bool)
-    first = own[own["endpoint"].eq(plan.registered.primary.endpoint) & registered]
-    first = (first if len(first) else own).drop_duplicates(["treatment", "reference"])
-    return [_headline(row, rows, arms, controls, remarks, small, warnings) for row in first.itertuples()]
+    rows = tests[tests["reference"] != BASELINE]
+    controls = set(arms.index[arms["algorithm"] == plan.registered.control])
+    without_control = rows[~rows["reference"].isin(controls)]
+    has_primary_arms = np.array([_is_registered(arm, arms, plan) for arm in without_control["treatment"]], bool)
+    has_primary_endpoint = without_control["endpoint"] == plan.registered.primary.endpoint
+    primary_rows = without_control[has_primary_endpoint & has_primary_arms]
+    if primary_rows.empty:
+        primary_rows = without_control
+    primary_rows = primary_rows.drop_duplicates(["treatment", "reference"])
+    return [_headline(row, rows, arms, controls, remarks, extra_details, warnings) for row in primary_rows.itertuples()]
 
 
-def _registered(row: Any, arms: DataFrame, plan: Plan) -> bool:
-    arm = arms.loc[row.treatment]
-    return is_primary(plan, arm["workers"], arm["clock"]) and plan.is_in_family(row.treatment)
+def _is_registered(name: str, arms: DataFrame, plan: Plan) -> bool:
+    arm = arms.loc[name]
+    return is_primary(plan, arm["workers"], arm["clock"]) and plan.is_in_family(name)
 
 
 def _headline(
@@ -89,95 +93,109 @@ def _headline(
     rows: DataFrame,
     arms: DataFrame,
     controls: set[str],
-    remarks: Mapping[str, Sequence[str]],
-    small: Sequence[str],
-    warnings: Mapping[str, str],
+    remarks: Mapping[tuple[str, str], Sequence[str]],
+    extra_details: Sequence[str],
+    warnings: Mapping[tuple[str, str], str],
 ) -> Headline:
-    about = f"{row.treatment} {row.reference}"
-    own = rows_with(rows, treatment=row.treatment, reference=row.reference)
-    named = _names(row, arms)
-    told = [row, *own[own["endpoint"] == _beside(row, own)].itertuples()]
+    arms_of_row = (row.treatment, row.reference)
+    names = _names(row, arms)
+    of_arms = rows_with(rows, treatment=row.treatment, reference=row.reference)
+    shown = [row, *rows_with(of_arms, endpoint=_second_endpoint(row, of_arms)).itertuples()]
     sentences: list[str] = []
-    for one in told:
-        text = sentence(one, *named, named=named[0] in " ".join(sentences))
-        if row.family != "exploratory" and one.family != "primary" and one.word in DECIDED:
-            text = f"{text} ({one.family})"
+    lines: list[str] = []
+    for shown_row in shown:
+        already_named = names[row.treatment] in " ".join(sentences)
+        text = sentence(shown_row, *names.values(), already_named=already_named)
+        if row.family != "exploratory" and shown_row.family != "primary" and shown_row.word in DECIDED:
+            text = f"{text} ({shown_row.family})"
         sentences.append(text)
-    by_arm = dict(zip((row.treatment, row.reference), named, strict=True))
+        lines += details(shown_row, names[row.reference])
     # a diverged run counts as worse than any loss, and an infinite time: one of them can make the difference
-    lost = [note.about for note in row.notes if note.kind == "diverged"]
-    sentences += [f"{count} of {by_arm[arm]} diverged" for arm, count in lost]
-    sentences += [note for one in told for note in one.notes if note.kind == "risen"]
-    sentences += remarks.get(about, ())
-    sentences += [caveat for one in told for caveat in one.caveats]
-    text = " ".join(dict.fromkeys(f"{capital(one).rstrip('.')}." for one in sentences))
+    diverged_counts = [note.about for note in row.notes if note.kind == "diverged"]
+    sentences += [f"{count} of {names[arm]} diverged" for arm, count in diverged_counts]
+    notes = [note for shown_row in shown for note in shown_row.notes]
+    sentences += [note for note in notes if note.kind == "risen"]
+    sentences += remarks.get(arms_of_row, ())
+    for shown_row in shown:
+        sentences += shown_row.caveats
+    text = " ".join(_as_sentences(sentences))
     if row.family == "exploratory":
         text = f"Exploratory: {text}"
-    if about in warnings:
-        text = f"{warnings[about]} {text}"
-    lines = [line for one in told for line in details(one, named[1])]
-    beside = rows[(rows["treatment"] == row.treatment) & rows["reference"].isin(controls)]
-    for one in beside.itertuples():
-        lines += [f"against {one.reference}, with equal batches: {numbers(one, one.reference)}"]
-    reached = own[(own["endpoint"] == "target_reached") & own["word"].isin(DECIDED)]
-    mcnemar = "exact McNemar test"
-    lines += [f"runs that reached the target, {one.word}: {mcnemar}, {p_text(one)}" for one in reached.itertuples()]
-    lines += [note for one in told for note in one.notes if note.kind in IN_SMALL_TYPE]
+    if arms_of_row in warnings:
+        text = f"{warnings[arms_of_row]} {text}"
+    for against in rows_with(rows, treatment=row.treatment).itertuples():
+        if against.reference in controls:
+            lines.append(f"against {against.reference}, with equal batches: {numbers(against, against.reference)}")
+    for shares in rows_with(of_arms, endpoint="target_reached").itertuples():
+        if shares.word in DECIDED:
+            lines.append(f"runs that reached the target, {shares.word}: exact McNemar test, {p_text(shares)}")
+    lines += [note for note in notes if note.kind in DETAIL_KINDS]
     if any("p_Holm" in line for line in lines):
         lines.append(HOLM)
-    lines += [one.left_out for one in told if one.left_out] + list(small)
-    return Headline(text, tuple(dict.fromkeys(f"{capital(line).rstrip('.')}." for line in lines)), row)
+    lines += [shown_row.left_out for shown_row in shown if shown_row.left_out]
+    lines += extra_details
+    return Headline(text, tuple(_as_sentences(lines)), row)
 
 
-def _names(row: Any, arms: DataFrame) -> tuple[str, str]:
-    """The algorithms of both arms in words, or the arms' names where their group has two arms of one algorithm."""
+def _as_sentences(texts: Sequence[str]) -> list[str]:
+    """Texts with a capital and a full stop, each once."""
+    return list(dict.fromkeys(f"{capital(text).rstrip('.')}." for text in texts))
+
+
+def _names(row: Any, arms: DataFrame) -> dict[str, str]:
+    """Arm -> its algorithm in words, or its own name where its group has two arms of one algorithm."""
     group = arms[arms["group"] == arms.loc[row.treatment, "group"]]
-    twice = group["algorithm"][group["algorithm"].duplicated()].unique()
-    algorithms = {arm: str(arms.loc[arm, "algorithm"]) for arm in (row.treatment, row.reference)}
-    ours, theirs = (arm if own in twice else NAMES.get(own, own) for arm, own in algorithms.items())
-    return ours, theirs
+    algorithms = list(group["algorithm"])
+    names = {}
+    for arm in (row.treatment, row.reference):
+        algorithm = str(arms.loc[arm, "algorithm"])
+        names[arm] = NAMES.get(algorithm, algorithm)
+        if algorithms.count(algorithm) > 1:
+            names[arm] = arm
+    return names
 
 
-def _beside(row: Any, own: DataFrame) -> str:
-    """The endpoint that is shown beside a row's own: speed beside a loss, and a loss beside speed.
+def _second_endpoint(row: Any, of_arms: DataFrame) -> str:
+    """The endpoint that is shown after a row's own: speed after a loss, and a loss after speed.
 
     The loss is that at equal seconds where the runs had a budget of seconds in common, else that at equal samples.
     """
     if row.endpoint in ("loss_at_equal_samples", "loss_at_equal_seconds"):
         return "time_to_target"
-    return "loss_at_equal_seconds" if own["common"].any() else "loss_at_equal_samples"
+    return "loss_at_equal_seconds" if of_arms["common"].any() else "loss_at_equal_samples"
 
 
-def sentence(row: Any, ours: str, theirs: str, *, named: bool = False) -> str:
-    """What one row shows; without the names of the arms where a sentence before has `named` them."""
+def sentence(row: Any, ours: str, theirs: str, *, already_named: bool) -> str:
+    """What one row shows; without the names of the arms where a sentence before has them."""
     what = endpoint_in_words(row.endpoint)
-    whose = f"its {what}" if named else f"the {what} of {ours}"
+    whose = f"its {what}" if already_named else f"the {what} of {ours}"
     if row.word == "not comparable":
         return f"{whose} is not comparable with that of {theirs}: {row.reason}"
     if row.word == "too few seeds":
         return f"there are too few seeds for a verdict on {ours} against {theirs}: {row.reason.partition(';')[0]}"
     if row.endpoint == "time_to_target":
         return _time(row, ours, theirs)
-    than, to = ("", "") if named else (f" than that of {theirs}", f" to that of {theirs}")
+    than = "" if already_named else f" than that of {theirs}"
+    to = "" if already_named else f" to that of {theirs}"
     unit = f" {row.unit}" if row.unit == "nats" else ""
-    if row.p != row.p:
+    if math.isnan(row.p):
         return f"nothing is shown about {whose}: {row.reason}"
     if row.word == "undecided":
-        told = f": {row.between}" if is_undecided_by_gaps(row) else _so_far(row, unit)
+        told = f": {row.between}" if is_undecided_by_gaps(row) else _interval_tail(row, unit)
         return f"whether {whose} is better or worse{than} is undecided{told}"
     if row.word == "equivalent":
         return f"{whose} is equivalent{to} within ±{row.margin:g}{unit}"
-    if row.estimate != row.estimate:
+    if math.isnan(row.estimate):
         return f"{whose} is {row.word}{than}: {_ranked(row)}"
     much = f"{supported(row.estimate, row.low, row.high)}{unit} {'higher' if row.estimate > 0 else 'lower'}"
     if row.word in ON_MARGIN:
         side = "worse" if (row.estimate > 0) == row.lower else "better"
         return f"{whose} is {side}{than} by less than the margin of {row.margin:g}{unit}: {much}"
-    return f"{whose} is {row.word}{than}: {much} ({_alike(row)} of {row.n} seeds)"
+    return f"{whose} is {row.word}{than}: {much} ({_num_alike(row)} of {row.n} seeds)"
 
 
 def _time(row: Any, ours: str, theirs: str) -> str:
-    """Who was sooner; where not every run got there, how many did while all were watched."""
+    """Who reached the target sooner; where not every run reached it, how many did while all were watched."""
     unit = "seconds" if row.unit == "s" else "simulated seconds"
     whether = f"whether {ours} reaches the target sooner or later than {theirs} is undecided"
     everybody = row.reached == (row.n, row.n)
@@ -186,17 +204,19 @@ def _time(row: Any, ours: str, theirs: str) -> str:
         return f"{whether}, as the faster arm's budget ended first: {advice}"
     both = f"{_reached(ours, 'the target', row, 0)} and {_reached(theirs, 'it', row, 1)}"
     counts = f"within {float(f'{row.budget:.3g}'):g} {unit}, {both}"
-    if row.p != row.p:
+    if math.isnan(row.p):
         nothing = f"nothing is shown about the time to the target of {ours} and {theirs}: {row.reason}"
-        return nothing if row.reached[0] == row.reached[1] else f"{counts}. {capital(nothing)}"
+        if row.reached[0] == row.reached[1]:
+            return nothing
+        return f"{counts}. {capital(nothing)}"  # unequal counts are said although no test used them
     if row.word == "undecided" and is_undecided_by_gaps(row):
         return f"{whether}: {row.between}"
     if row.word == "undecided":
-        return f"{whether}{_so_far(row, f' {row.unit}')}" if everybody else f"{whether}. {capital(counts)}"
+        return f"{whether}{_interval_tail(row, f' {row.unit}')}" if everybody else f"{whether}. {capital(counts)}"
     sooner = row.word == "better"
-    if everybody and row.ratio == row.ratio:
-        much = _size(row, digits(*_sooner(row), 1.0))
-        return f"{ours} reached the target {much} than {theirs} ({_alike(row)} of {row.n} seeds)"
+    if everybody and not math.isnan(row.ratio):
+        much = _speedup_words(row, digits(*_ratio_above_one(row), 1.0))
+        return f"{ours} reached the target {much} than {theirs} ({_num_alike(row)} of {row.n} seeds)"
     only_one_arm_reached_it = {*row.reached} == {0, row.n}
     if only_one_arm_reached_it:  # the counts already say which arm was sooner
         return counts
@@ -213,23 +233,34 @@ def _reached(name: str, what: str, row: Any, side: int) -> str:
     """
     within = row.reached[side]
     later = row.later[side]
-    told = f"{within} of {row.n} runs"
+    counts = f"{within} of {row.n} runs"
     if later:
-        told += f", {later} later"
+        counts += f", {later} later"
     if within in (0, row.n):
-        return f"{name} {'always' if within else 'never'} reached {what} ({told})"
-    return f"{name} reached {what} in {told}"
+        return f"{name} {'always' if within else 'never'} reached {what} ({counts})"
+    return f"{name} reached {what} in {counts}"
 
 
-def _sooner(row: Any) -> tuple[float, float, float]:
-    """`row.ratio` with its interval, above 1 either way."""
+def _ratio_above_one(row: Any) -> tuple[float, float, float]:
+    """The ratio of times with its interval, or the inverse of these where the ratio is below 1."""
     if row.ratio >= 1:
         return row.ratio, row.ratio_low, row.ratio_high
-    return 1 / row.ratio, 1 / row.ratio_high, 1 / row.ratio_low if row.ratio_low > 0 else math.inf
+    high = 1 / row.ratio_low if row.ratio_low > 0 else math.inf
+    return 1 / row.ratio, 1 / row.ratio_high, high
 
 
-def _size(row: Any, form: Callable[[float], str]) -> str:
-    """How many times sooner or later the treatment is: a range where the evaluations leave it open."""
+def _speedup_words(row: Any, form: Callable[[float], str]) -> str:
+    """How many times sooner or later the treatment is: a range where the evaluations leave it open.
+
+    >>> from types import SimpleNamespace as Row
+    >>> form = "{:.1f}".format
+    >>> [_speedup_words(Row(ratio=2.0, ratio_ends=ends), form) for ends in ((1.5, 2.5), (0.5, 2.5), (1.5, math.inf))]
+    ['1.5 to 2.5× sooner', '2.0× later to 2.5× sooner', 'more than 1.5× sooner']
+    >>> [_speedup_words(Row(ratio=2.0, ratio_ends=ends), form) for ends in ((0.5, math.inf), (0.0, math.inf))]
+    ['at most 2.0× later', 'sooner or later']
+    >>> _speedup_words(Row(ratio=0.5, ratio_ends=(0.4, 0.5)), form)
+    '2.0 to 2.5× later'
+    """
     least, most = row.ratio_ends
     side = "sooner"
     other = "later"
@@ -249,37 +280,47 @@ def _size(row: Any, form: Callable[[float], str]) -> str:
     return f"{' to '.join(dict.fromkeys((form(least), form(most))))}{TIMES} {side}"
 
 
-def _so_far(row: Any, unit: str) -> str:
-    """The estimate of an undecided row with its interval, and whether so few seeds could have shown anything."""
-    told = ", and so few seeds cannot show it" if why_hopeless(row) else ""
-    if row.estimate != row.estimate or row.low != row.low:
-        return told
+def _interval_tail(row: Any, unit: str) -> str:
+    """The end of a sentence on an undecided row: whether so few seeds can show anything, the estimate, its interval."""
+    hopeless = ", and so few seeds cannot show it" if why_hopeless(row) else ""
+    if math.isnan(row.estimate) or math.isnan(row.low):
+        return hopeless
     form = digits(row.estimate, row.low, row.high)
     middle, low, high = (form(value, sign=True) for value in (row.estimate, row.low, row.high))
-    return f"{told} ({middle}{unit}, {_level(row)} {low} to {high})"
+    return f"{hopeless} ({middle}{unit}, {_ci_label(row)} {low} to {high})"
 
 
 def _ranked(row: Any) -> str:
     """In how many pairs the loss or the score is higher or lower, and in how many of them a run had diverged."""
     num_worse = row.n - row.wins - row.ties
-    worse = num_worse >= row.wins if row.word not in ("better", "worse") else row.word == "worse"
-    number, diverged = (num_worse, row.diverged[0]) if worse else (row.wins, row.diverged[1])
-    side = "higher" if worse == row.lower else "lower"
-    share = "all" if 1 < diverged == number else f"{diverged}"
-    whose = "the run" if worse else "the other run"
+    is_worse = num_worse >= row.wins
+    if row.word in ("better", "worse"):
+        is_worse = row.word == "worse"
+    number = row.wins
+    num_diverged = row.diverged[1]
+    whose = "the other run"
+    if is_worse:
+        number = num_worse
+        num_diverged = row.diverged[0]
+        whose = "the run"
+    lower_is_better = row.lower
+    side = "higher" if is_worse == lower_is_better else "lower"
+    count = f"{side} in {number} of {row.n} seeds"
+    if not num_diverged:
+        return count
+    share = "all" if 1 < num_diverged == number else f"{num_diverged}"
     happened = "had no score" if any(note.kind == "undefined" for note in row.notes) else "diverged"
-    told = f"{side} in {number} of {row.n} seeds"
-    return f"{told}, {share} of them because {whose} {happened}" if diverged else told
+    return f"{count}, {share} of them because {whose} {happened}"
 
 
 def details(row: Any, reference: str) -> list[str]:
     """The numbers behind a sentence, and how far they reach."""
-    if row.p != row.p and row.word != "too few seeds":
+    if math.isnan(row.p):
         return []
     lines = [numbers(row, reference)]
-    what = endpoint_in_words(row.endpoint)
     if row.word == "too few seeds":
-        return [f"so far, without a verdict ({row.reason}): {lines[0]}"] if row.n and row.p == row.p else []
+        return [f"so far, without a verdict ({row.reason}): {lines[0]}"]
+    what = endpoint_in_words(row.endpoint)
     lines += [note for note in row.notes if note.kind == "corrected"]
     if row.endpoint == "time_to_target" and row.reached != (row.n, row.n):
         ended = "the budget of every run" if row.common else "where the first run that missed it ended"
@@ -289,22 +330,21 @@ def details(row: Any, reference: str) -> list[str]:
     level = 1 - row.alpha
     if row.word in ON_MARGIN:
         lines += filter(None, [margin_in_words(row, reference)])
-        lines += [f"{what}: {_others(int(row.outside), row.n, 'outside the margin', level)}", NORMAL]
+        lines += [f"{what}: {_seeds_against(int(row.outside), row.n, 'outside the margin', level)}", T_TEST_ASSUMPTION]
     elif row.word in ("better", "worse"):
         other = "worse" if row.word == "better" else "better"
-        # the pairs that are not on the side of the verdict; a tie may be one where the evaluations leave it open
-        against = row.n - _alike(row)
-        if row.p_ends and row.ties:
+        num_against = row.n - _num_alike(row) - row.ties
+        if row.p_ends and row.ties:  # where values lie between evaluations a tie may be a pair on the other side
             other = f"{other}, or may have been"
-        else:
-            against -= row.ties
-        lines += [f"{what}: {_others(against, row.n, other, level)}", ASSUMED]
-    elif hopeless := why_hopeless(row):
-        lines.append(hopeless)
+            num_against += row.ties
+        lines += [f"{what}: {_seeds_against(num_against, row.n, other, level)}", SIGN_FLIP_ASSUMPTION]
+    elif why_hopeless(row):
+        lines.append(why_hopeless(row))
     return lines
 
 
-def _others(count: int, n: int, what: str, level: float) -> str:
+def _seeds_against(count: int, n: int, what: str, level: float) -> str:
+    """How many of n seeds were, for example, worse, and how many of all seeds may be."""
     most = f"with {100 * level:g} % confidence at most {100 * stats.most_of(count, n, level):.0f} % of seeds are"
     return f"{count} of {n} seeds {'was' if count == 1 else 'were'} {what}, and {most}"
 
@@ -314,24 +354,31 @@ def numbers(row: Any, reference: str) -> str:
     what = endpoint_in_words(row.endpoint)
     if row.diverged != (0, 0) or row.test == "signed rank":
         return f"{what}: {_ranked(row)} (signed-rank test, {p_text(row)})"
-    if row.p != row.p:
+    if math.isnan(row.p):
         return f"{what}: {row.reason}"
     won = f"better in {row.wins} of {row.n} seeds, {p_text(row)}"
-    if row.endpoint == "time_to_target" and row.reached == (row.n, row.n) and row.ratio == row.ratio:
-        _, low, high = _sooner(row)
-        ends = f"{low:.2f} or more" if math.isinf(high) else f"{low:.2f} to {high:.2f}"
-        there = f"{_level(row)} {ends}" if low == low else f"no {_level(row)}"
-        return f"{what}: {_size(row, '{:.2f}'.format)} than {reference} ({there}, {won})"
+    if row.endpoint == "time_to_target" and row.reached == (row.n, row.n) and not math.isnan(row.ratio):
+        _, low, high = _ratio_above_one(row)
+        interval = f"{_ci_label(row)} {low:.2f} to {high:.2f}"
+        if math.isinf(high):
+            interval = f"{_ci_label(row)} {low:.2f} or more"
+        if math.isnan(low):
+            interval = f"no {_ci_label(row)}"
+        return f"{what}: {_speedup_words(row, '{:.2f}'.format)} than {reference} ({interval}, {won})"
     form = digits(row.estimate, row.low, row.high)
-    ends_of = (row.equal_low, row.equal_high) if row.word in ON_MARGIN else (row.low, row.high)
-    level = f"{100 * (1 - 2 * row.alpha / row.family_size):.3g} % CI" if row.word in ON_MARGIN else _level(row)
+    ends = (row.low, row.high)
+    label = _ci_label(row)
+    if row.word in ON_MARGIN:
+        ends = (row.equal_low, row.equal_high)
+        label = _ci_label(row, num_sides=2)
+    interval = f"{label} {form(ends[0], sign=True)} to {form(ends[1], sign=True)}"
+    if math.isnan(row.low):
+        interval = f"no {label}"
     side = "higher" if row.estimate > 0 else "lower"
     unit = f" {row.unit}" if row.unit in ("nats", "s", "virtual s") else ""
-    ends = " to ".join(form(end, sign=True) for end in ends_of)
-    there = f"{level} {ends}" if row.low == row.low else f"no {level}"
     if row.endpoint == "time_to_target":
         what += f", counted up to {row.budget:.4g} {row.unit}"
-    return f"{what}: {form(abs(row.estimate))}{unit} {side} than {reference} ({there}, {won})"
+    return f"{what}: {form(abs(row.estimate))}{unit} {side} than {reference} ({interval}, {won})"
 
 
 def p_text(row: Any) -> str:
@@ -339,11 +386,12 @@ def p_text(row: Any) -> str:
     return f"p_Holm {row.p_holm:.2g}"
 
 
-def _level(row: Any) -> str:
-    return f"{100 * (1 - row.alpha / row.family_size):.3g} % CI"
+def _ci_label(row: Any, num_sides: int = 1) -> str:
+    """The level of a row's interval; that of two one-sided tests with `num_sides` = 2."""
+    return f"{100 * (1 - num_sides * row.alpha / row.family_size):.3g} % CI"
 
 
-def _alike(row: Any) -> int:
+def _num_alike(row: Any) -> int:
     """The pairs that are better where the row is better, or worse where it is worse."""
     return int(row.wins if row.word == "better" else row.n - row.wins - row.ties)
 
@@ -358,7 +406,10 @@ def supported(estimate: float, low: float, high: float) -> str:
 
 
 def digits(estimate: float, low: float, high: float, null: float = 0.0) -> Callable[..., str]:
-    """How to write a number with the digits of its interval, never rounded onto the `null` that this leaves out."""
+    """How to write a number with the digits of its interval.
+
+    Where the interval excludes `null` there are so many digits that no end is rounded to it.
+    """
     width = high - low
     size = max(abs(end) for end in (low, estimate, high))
     if not 0 < width < math.inf or not size < math.inf:
@@ -371,7 +422,8 @@ def digits(estimate: float, low: float, high: float, null: float = 0.0) -> Calla
 
 
 def _round_up(seconds: float) -> str:
-    """
+    """Seconds, rounded up to two digits; N where they are not known.
+
     >>> _round_up(441.3), _round_up(0.537)
     ('450', '0.55')
     """

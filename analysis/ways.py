@@ -11,7 +11,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from analysis import gallery
-from analysis.comparison_sections import TablePart, addition_of, cast_of, is_known
+from analysis.comparison_sections import TablePart, addition_of, is_known, styles_of
 from analysis.comparison_sections import parts_of as parts_of_comparisons
 from analysis.comparisons import Comparisons, of_arm, read
 from analysis.curves import reached, thinned_to_sparsest
@@ -287,20 +287,20 @@ def scores_of(ways: DataFrame, pictures: tuple[Drawing, ...] = ()) -> TablePart:
 def f1_pictures(found: Comparisons, ways: DataFrame) -> Iterator[Drawing]:
     """F1 against samples beside that of a model that never answers, a picture for each model; none for other tasks."""
     caption = "Means over seeds. Dashes: a model that never answers."
-    cast = cast_of(found)
+    styles = styles_of(found)
     has_curve = ways["curve"].map(len) > 0
     for model, own in ways[has_curve].groupby("model", sort=False):
         name = f"f1-{slug(str(model))}"
         title = f"F1 against samples: {model}"
-        picture = gallery.drawn(name, title, caption, _draw_f1, own, cast)
+        picture = gallery.drawn(name, title, caption, _draw_f1, own, styles)
         yield drawing(picture)
 
 
-def _draw_f1(axes: Any, ways: DataFrame, cast: Mapping[str, Any]) -> str:
+def _draw_f1(axes: Any, ways: DataFrame, styles: Mapping[str, Any]) -> str:
     ends = []
     for way in ways.to_dict("records"):
         samples, scores = zip(*way["curve"], strict=True)
-        cast[way["name"]].line(axes, samples, scores, label=way["name"])
+        styles[way["name"]].line(axes, samples, scores, label=way["name"])
         ends.append(f"{way['name']} {scores[-1]:.3f}")
     silent = ways["silent"].iloc[0]
     if not math.isnan(silent):
