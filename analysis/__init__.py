@@ -2,7 +2,7 @@
 
 One report asks the library's virtual clock, which imports torch: dose_response.py, when its page is made.
 
-How is a folder of runs read?               read.py, places.py, runs.py
+How is a folder of runs read?               read.py, run_files.py, places.py, runs.py
 What was planned and registered?            questions.py
 May two runs be compared?                   gate.py
 Which runs are a pair, and in what?         pairs.py, measure.py, scores.py, curves.py

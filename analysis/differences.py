@@ -116,8 +116,8 @@ def _question(runs: DataFrame, measure: Measure, plan: Plan, four: FourArms) -> 
     our_differences = _by_seed(ours, values[:split])
     their_differences = _by_seed(theirs, values[split:])
     seeds = [seed for seed in our_differences if seed in their_differences]
-    our_ends = np.array([our_differences[seed] for seed in seeds]).reshape(-1, 2)
-    their_ends = np.array([their_differences[seed] for seed in seeds]).reshape(-1, 2)
+    our_ends = np.array([our_differences[seed] for seed in seeds])
+    their_ends = np.array([their_differences[seed] for seed in seeds])
     columns |= values_of(our_ends, their_ends, seeds)
     columns["notes"] += losses["notes"]
     return QuestionRow(**columns, between=losses.get("between", ""))

@@ -159,11 +159,6 @@ def _values_at_target(pairs: Pairs, measure: Measure, target: float) -> dict[str
     return {"time_to_target": times, "target_reached": reached}
 
 
-def is_score(endpoint: str) -> bool:
-    """Whether an endpoint is a score after fine-tuning, whose unit and direction come with its values."""
-    return endpoint not in (*TO_THE_TARGET, *LOSSES)
-
-
 def _question(plan: Plan, arms: DataFrame, columns: dict[str, Any], afterwards: tuple[Note, ...] = ()) -> QuestionRow:
     """A question without its answer.
 
@@ -174,7 +169,8 @@ def _question(plan: Plan, arms: DataFrame, columns: dict[str, Any], afterwards: 
     registered = plan.registered
     arm = arms.loc[columns["treatment"]]
     endpoint = columns["endpoint"]
-    score = endpoint if is_score(endpoint) else "loss"
+    # the unit and the direction of a score after fine-tuning come with its values
+    score = "loss" if endpoint in (*TO_THE_TARGET, *LOSSES) else endpoint
     units = {"time_to_target": unit_of_seconds(arm["clock"]), "target_reached": "of the runs"}
     defaults = {"unit": units.get(endpoint, ""), "lower": endpoint != "target_reached"}
     row = QuestionRow(**(defaults | columns), alpha=registered.alpha, family="secondary")

@@ -17,7 +17,8 @@ from pandas import DataFrame
 
 from analysis.answers import ON_MARGIN, answer_family, question_of_numbers
 from analysis.gate import ArmsCompared, compare_arms, settings_that_differ
-from analysis.read import read_run, rows_of
+from analysis.read import rows_of
+from analysis.run_files import read_run
 from analysis.stats import Interval, Numbers, t_interval
 from asyncsgd.errors import OUT_OF_MEMORY, UsageError
 from asyncsgd.records.events import DONE, EVENTS, FAILED, FINISHED, read_events, read_json

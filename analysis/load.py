@@ -241,11 +241,11 @@ def compare(
         raise ValueError(f"a and b need as many numbers as each other, got shapes {ours.shape} and {theirs.shape}")
     if np.isnan(ours).any() or np.isnan(theirs).any():
         raise ValueError("a and b must not hold nan; leave such a pair out of both")
-    if not (_is_number(alpha) and 0 < alpha < 0.5):
+    if not (isinstance(alpha, Real) and 0 < alpha < 0.5):
         raise ValueError(f"alpha must be a number above 0 and below 0.5, such as 0.05, got {alpha!r}")
     if margin is None:
         margin = math.nan
-    elif not (_is_number(margin) and 0 < margin < math.inf):
+    elif not (isinstance(margin, Real) and 0 < margin < math.inf):
         raise ValueError(f"margin must be a finite number above 0, or None, got {margin!r}")
     row = answers.question_of_numbers(ours, theirs, margin=float(margin), lower=lower_is_better, alpha=float(alpha))
     (answered,) = answers.answer_family([row])
@@ -270,10 +270,6 @@ def _aligned(a: Series, b: Series) -> Series:
 def _numbers(values: Any, name: str) -> Array:
     array = np.asarray(values)
     for value in array.ravel().tolist():
-        if not _is_number(value):
+        if not isinstance(value, Real):
             raise ValueError(f"{name} needs numbers, got {value!r}")
     return array.astype(float)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real)

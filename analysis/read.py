@@ -1,12 +1,10 @@
-"""Run folders as two tables, of which docs/tables.md says what a column is; all that is shown is made from them.
+"""Reads run folders into two tables, `runs` and `curves`, of which every report is made.
 
-A run that cannot be read (a text where a number belongs, a torn or an empty file) is UNREADABLE with one reason, and it
-is in no number.
+docs/tables.md lists their columns. `analysis.run_files` reads one run folder.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 import pandas as pd
 from pandas import DataFrame
 
-from analysis.meanings import asked_of, spelled_alike
+from analysis.meanings import spelled_alike
 from analysis.places import (
     PLAN_WINS,
     UNREADABLE,
@@ -28,58 +26,19 @@ from analysis.places import (
     with_parents,
 )
 from analysis.questions import Plan, read_plan
-from analysis.runs import NUMBERS, PERHAPS, RUNS, SURE, TEXTS
+from analysis.run_files import CURVES, UNFINISHED, read_run, read_summary
+from analysis.runs import BOOLS, NUMBERS, OPTIONAL_BOOLS, RUNS, TEXTS
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import (
-    DIVERGED,
-    DONE,
-    EVENTS,
-    SCHEMA,
-    STOPPED,
-    lost_records,
-    read_events,
-    read_header,
-    read_json,
-)
-from asyncsgd.settings.groups import FIRST
-from asyncsgd.settings.yaml_reader import EXPERIMENT, FORMAT, TASK, check_format, read_yaml
+from asyncsgd.records.events import EVENTS
 
-SAME = {
-    "status": "status",
-    "mode": "mode",
-    "workers": "num_workers",
-    "clock": "clock",
-    "speeds": "speeds",
-    "batch_size": "batch_size",
-    "accumulate": "accumulate",
-    "seed": "seed",
-    "asked_task": "task",
-    "data": "data_fingerprint",
-    "train_data": "train_fingerprint",
-    "candidates": "candidates_sha256",
-    "evaluation": "eval_masking",
-    "terms": "eval_weight",
-    "from_scratch": "from_scratch",
-    "start": "init_sha256",
-    "initial_model": "initial_model_sha256",
-    "parameters_sha256": "parameters_sha256",
-    "loss": "final_eval_loss",
-    "seconds": "train_seconds",
-    "samples": "num_samples",
-    "updates": "num_updates",
-    "samples_per_second": "samples_per_second",
-}
-"""Columns that are keys of summary.json."""
-CURVES = ["run", "updates", "samples", "seconds", "loss"]
-"""And a column ``metric.NAME`` for every metric of the task."""
-UNFINISHED = "UNFINISHED"
-PLAIN_RULES = ("", "asynchronous")
 PREDICTED = re.compile(r"(^|/)predicted-\d+$")
+"""Matches the folder of a simulation of a measured run, which lies in that run's folder and is no run of the study."""
 REPLACED = re.compile(r"\.before-\d+(/|$)")
+"""Matches the folder of a run that was made again."""
 
 
 def read(folder: Path) -> tuple[DataFrame, DataFrame, Plan]:
-    """The runs and the evaluations of a folder: a study's, one with loose runs, or one run's.
+    """The runs, their evaluations and the plan of a folder: a study's, one with loose runs, or one run's.
 
     Raises:
         UsageError: if there is no run and no plan in it, or nothing but whole studies.
@@ -157,89 +116,12 @@ def _replaced(path: Path) -> list[str]:
     statuses = []
     for earlier in sorted(path.parent.glob(f"{path.name}.before-*")):
         try:
-            summary = _summary(earlier / "summary.json")
+            summary = read_summary(earlier / "summary.json")
         except (OSError, ValueError):
             statuses.append(UNREADABLE)
             continue
         statuses.append(str(summary.get("status") or UNFINISHED))
     return statuses
-
-
-def read_run(path: Path) -> tuple[dict[str, Any], DataFrame]:
-    """The row of one run folder, without its place in a study, and its curve."""
-    row: dict[str, Any] = {"path": path, "asked": {}, "settings": {}, "details": {}}
-    no_curve = DataFrame(columns=CURVES[1:], dtype=float)
-    try:
-        curve = _read_into(row, path, no_curve)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
-        why = " ".join(str(error).split())[:200]
-        row |= {"status": UNREADABLE, "left_out": f"{UNREADABLE}: {why}"}
-        return row, no_curve
-    if row["status"] != UNFINISHED:
-        _judge_end(row, curve)
-    return row, curve
-
-
-DETAILS = ("metrics", "labels", "hatecheck", "undefined_scores", "parent", "evaluation_sets")
-"""Keys of summary.json that are kept in the details of a run."""
-
-
-def _read_into(row: dict[str, Any], path: Path, curve: DataFrame) -> DataFrame:
-    """Fill the row of a run from its files; its curve.
-
-    Raises:
-        ValueError, KeyError, TypeError, AttributeError, UsageError: if a file is damaged.
-    """
-    row |= _checked(_of_settings(path / "settings.yaml") | _of_environment(path / "environment.json"))
-    row["asked"] = asked_of(row["settings"], {})
-    summary = _summary(path / "summary.json")
-    missing_records = lost_records(path / EVENTS, summary)
-    if missing_records:
-        raise ValueError(missing_records)
-    better: dict[str, str] = {}
-    has_events = (path / EVENTS).is_file()
-    if has_events:
-        header = read_header(path / EVENTS)
-        better = header.get("better") or {}
-        curve, of_events = _events(path / EVENTS)
-        of_events["details"]["loss_unit"] = header.get("loss_unit", "nats")
-        elsewhere = _resumed_on(path, row["machine"])
-        if elsewhere:
-            of_events["details"]["resumed_on"] = elsewhere
-        row |= of_events | _checked({"task": header.get("task")})
-    if not summary:
-        row["status"] = UNFINISHED
-        row["left_out"] = f"{UNFINISHED}: no summary.json: it was killed or is still running"
-        return curve
-    row |= _checked(_of_summary(summary, better))
-    row["message"] = summary.get("message")
-    row["asked"] = asked_of(row["settings"], summary)
-    at_start = curve.loc[curve["updates"] == 0, "loss"]
-    row["first_loss"] = float(at_start.iloc[0]) if len(at_start) else math.nan
-    row["details"] = (summary.get("details") or {}) | row["details"]
-    for key in DETAILS:
-        if summary.get(key):
-            row["details"][key] = summary[key]
-    if better:
-        row["details"]["better"] = better
-    if row["status"] == DONE and row.get("task") != "finetuning" and has_events:
-        _check_end(curve, row.get("samples"))
-    return curve
-
-
-def _judge_end(row: dict[str, Any], curve: DataFrame) -> None:
-    """Whether a run diverged, and whether it is in any number."""
-    is_done = row["status"] == DONE
-    is_evaluated = len(curve) > 0
-    is_finite = curve["loss"].map(math.isfinite)
-    ends_lost = is_evaluated and not is_finite.iloc[-1]
-    row["diverged"] = row["status"] == DIVERGED or (is_done and ends_lost)
-    if is_evaluated and not row["diverged"] and not is_finite.all():
-        row["details"]["evaluations_not_finite"] = int((~is_finite).sum())
-    has_result = is_evaluated or row.get("task") == "finetuning"
-    row["usable"] = row["diverged"] or (is_done and has_result)
-    if not row["usable"]:
-        row["left_out"] = f"{row['status']}: {row['message'] or 'it has no evaluation'}"
 
 
 def rows_of(paths: Mapping[str, Path]) -> DataFrame:
@@ -251,274 +133,14 @@ def rows_of(paths: Mapping[str, Path]) -> DataFrame:
     return _table(rows)
 
 
-def _summary(path: Path) -> dict[str, Any]:
-    """What summary.json holds; empty where there is none."""
-    if not path.exists():
-        return {}
-    summary = read_json(path)
-    has_status = isinstance(summary, dict) and isinstance(summary.get("status"), str)
-    if not has_status or summary.get("schema") != SCHEMA:
-        raise ValueError(f"{path.name} has no status of schema {SCHEMA}")
-    return summary
-
-
-def _events(path: Path) -> tuple[DataFrame, dict[str, Any]]:
-    """The curve, and what else its records say of a run."""
-    rows: list[dict[str, float]] = []
-    faults: list[str] = []
-    last: Mapping[str, Any] = {}
-    resumes = 0
-    lost_workers = 0
-    for record in read_events(path):
-        kind = record.get("kind")
-        if kind == "evaluate":
-            last = record
-            rows.append(_evaluation(record))
-        elif kind == "resume":
-            resumes += 1
-        elif kind == "fault":
-            faults.append(f"fault at version {record.get('version')}: {record.get('message')}")
-        elif kind == "leave" and record.get("reason") not in (None, "", STOPPED):
-            lost_workers += 1
-            faults.append(f"worker {record.get('worker')} left: {record['reason']}")
-    notes = "".join(faults)
-    if len(faults) > 1:
-        notes = f"{len(faults)} faults, the last: {faults[-1]}"
-    details: dict[str, Any] = {}
-    if last.get("worker_losses"):
-        details["worker_losses"] = last["worker_losses"]
-    if lost_workers:
-        details["lost_workers"] = lost_workers
-    curve = DataFrame(rows) if rows else DataFrame(columns=CURVES[1:])
-    return curve.astype(float), {"notes": notes, "resumes": resumes, "details": details}
-
-
-def _evaluation(record: Mapping[str, Any]) -> dict[str, float]:
-    """A row of the curve."""
-    values = {
-        "updates": record["version"],
-        "samples": record["total_samples"],
-        "seconds": record["train_seconds"],
-        "loss": record["loss"],
-    }
-    if values["samples"] is None or values["seconds"] is None:
-        raise ValueError(f"the evaluation at version {values['updates']} says no seconds or samples")
-    for name, value in (record.get("metrics") or {}).items():
-        values[f"metric.{name}"] = value
-    return {name: _number(value, name) for name, value in values.items()}
-
-
-def _number(value: Any, name: str) -> float:
-    """A number of a file; null is one that was not finite.
-
-    Raises:
-        ValueError: for a text, a truth value, or a number that is too large.
-    """
-    if value is None:
-        return math.nan
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"its {name} is {str(value)[:60]!r}, which is no number")
-    return float(value)
-
-
-def _checked(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known of a row; columns of numbers hold numbers.
-
-    Raises:
-        ValueError: if a value is not of its column's kind.
-    """
-    known = {name: value for name, value in row.items() if value is not None}
-    for name, value in known.items():
-        if name in NUMBERS:
-            known[name] = _number(value, name)
-        elif name in TEXTS and not isinstance(value, str):
-            raise ValueError(f"its {name} is {str(value)[:60]!r}, which is no text")
-    return known
-
-
-def _check_end(curve: DataFrame, samples: float | None) -> None:
-    """Every run is evaluated where it ends; without that evaluation its last loss is one of other samples."""
-    if not len(curve):
-        raise ValueError("events.jsonl has no evaluation")
-    last = curve["samples"].max()
-    if samples is not None and last < samples:
-        raise ValueError(f"its evaluations end at {last:g} of {samples:g} samples")
-
-
-def algorithm(mode: str, rule: str) -> str:
-    """What a colour and a comparison go by.
-
-    >>> algorithm("async", "ringmaster:threshold=2"), algorithm("async", "synchronous"), algorithm("single", "")
-    ('ringmaster', 'sync', 'single')
-    """
-    name = rule.partition(":")[0].casefold()
-    if mode in ("single", "hogwild"):
-        return mode
-    if mode == "pipeline" and name == "synchronous":
-        return mode
-    if mode == "sync" or name == "synchronous":
-        return "sync"
-    if name in PLAIN_RULES:
-        return mode or "unknown"
-    return name
-
-
-def _of_summary(summary: dict[str, Any], better: Mapping[str, str]) -> dict[str, Any]:
-    """The columns that summary.json has a say in."""
-    row = {column: summary.get(key) for column, key in SAME.items()}
-    mode = summary.get("mode") or ""
-    rule = summary.get("rule") or ""
-    row["rule"] = rule
-    row["algorithm"] = algorithm(mode, rule)
-    row["task"] = summary.get("task")
-    if "parent" in summary:
-        row["task"] = "finetuning"
-        row["parent"] = _parent(summary["parent"])
-        row["model"] = summary.get("model")
-    row["sample_order"] = summary.get("sample_order", FIRST)
-    metrics = summary.get("metrics") or {}
-    first_metric = next(iter([*better, *metrics]), None)
-    row["metric"] = metrics.get(first_metric)
-    num_samples = summary.get("num_samples_applied") or 0
-    num_updates = summary.get("num_updates") or math.inf
-    row["samples_per_update"] = num_samples / num_updates or math.nan
-    delay = summary.get("delay") or {}
-    for key in ("mean", "p95", "max"):
-        row[f"delay_{key}"] = delay.get(key)
-    row |= _shares_of_time(summary)
-    row |= _memory(summary)
-    throughput = summary.get("throughput") or {}
-    row["tokens_per_second"] = throughput.get("tokens_per_second")
-    row["mfu"] = throughput.get("model_flops_utilisation")
-    acted = summary.get("rule_acted") or {}
-    row["altered"] = acted.get("altered")
-    oversubscription = summary.get("oversubscription") or 0
-    row["oversubscribed"] = oversubscription > 1
-    row["other_load"] = _other_load(summary)
-    return row
-
-
-def _shares_of_time(summary: dict[str, Any]) -> dict[str, float]:
-    """What the workers' time went to, as shares of all of it."""
-    seconds = summary.get("seconds") or {}
-    whole = (summary.get("train_seconds") or 0.0) * (summary.get("num_workers") or 1)
-    known = sum(seconds.get(part, 0.0) for part in ("compute", "wait", "communicate"))
-    total = max(whole, known) or math.nan
-    return {
-        "computing": seconds.get("compute", math.nan) / total,
-        "waiting": seconds.get("wait", math.nan) / total,
-        "communicating": seconds.get("communicate", math.nan) / total,
-    }
-
-
-def _memory(summary: dict[str, Any]) -> dict[str, float]:
-    """The sum of the peaks of a run's processes."""
-    memory = summary.get("memory") or {}
-    if not memory:
-        return {"memory_gib": math.nan, "gpu_gib": math.nan}
-    peaks = [memory["leader"]]
-    if summary.get("mode") != "single":  # alone one process is leader and worker at once
-        peaks += [peak for _, peak in memory.get("workers") or ()]
-    host = sum(peak[0] for peak in peaks)
-    gpu = sum(peak[1] for peak in peaks)
-    return {"memory_gib": host / 2**30 or math.nan, "gpu_gib": gpu / 2**30}
-
-
-def _other_load(summary: dict[str, Any]) -> float:
-    """The share of the machine that other programs used or its host took."""
-    load = summary.get("machine_load")
-    if not load:
-        return math.nan
-    others = load.get("others_share") or 0
-    stolen = load.get("stolen_share") or 0
-    return float(others + stolen)
-
-
-def _parent(parent: Any) -> str:
-    return str(parent.get("run") or "") if isinstance(parent, dict) else ""
-
-
-def _of_settings(path: Path) -> dict[str, Any]:
-    """What the settings say. A killed run has nothing else."""
-    written: dict[str, Any] = {}
-    if path.is_file():
-        written = read_yaml(path.read_text(encoding="utf-8"), path.name) or {}
-        check_format(written, path)
-    settings = {key: value for key, value in written.items() if key not in (FORMAT, EXPERIMENT, TASK)}
-    mode = settings.get("mode") or ""
-    rule = settings.get("rule") or ""
-    return {
-        "settings": settings,
-        "learning_rate": _number(settings.get("learning_rate"), "learning_rate"),
-        "mode": mode,
-        "rule": rule,
-        "algorithm": algorithm(str(mode), str(rule)),
-        "workers": settings.get("nproc"),
-        "batch_size": settings.get("batch_size"),
-        "clock": settings.get("clock") or "measured",
-        "speeds": settings.get("speeds") or "",
-        "seed": settings.get("seed"),
-        "model": str(settings.get("model") or ""),
-        "task_class": str(written.get(TASK) or "").rpartition(":")[2],
-    }
-
-
-def _of_environment(path: Path) -> dict[str, Any]:
-    """What environment.json says of the machine and the code."""
-    found = read_json(path) if path.is_file() else {}
-    if not isinstance(found, dict):
-        raise ValueError("environment.json is damaged: it is no object")
-    ranks = found.get("hardware_of_ranks") or [found]
-    machines = [_machine(hardware) for hardware in ranks if isinstance(hardware, dict)]
-    device = found.get("device") or ""
-    number = found.get("num_devices")
-    if number and device not in ("", "cpu"):
-        device = f"{number} x {device}"
-    commit = found.get("commit") or ""
-    if found.get("modified"):
-        commit = f"{commit} modified"
-    versions = found.get("versions") or {}
-    return {
-        "machine": "; ".join(dict.fromkeys(machines)),
-        "device": device,
-        "num_devices": number,
-        "threads": found.get("threads_per_worker"),
-        "torch": found.get("torch_build") or versions.get("torch"),
-        "commit": commit,
-    }
-
-
-def _resumed_on(path: Path, machine: str) -> list[str]:
-    """The machines on which a run went on, other than the one on which it began."""
-    machines = []
-    for file in sorted(path.glob("environment.resumed-*.json")):
-        name = _of_environment(file)["machine"]
-        if name != machine and name not in machines:
-            machines.append(name)
-    return machines
-
-
-def _machine(found: dict[str, Any]) -> str:
-    """Processor, cores and GPUs; empty where neither a processor nor a GPU has a name."""
-    cores = found.get("cores")
-    gpus = found.get("gpus") or ()
-    if not (found.get("cpu") or gpus):
-        return ""
-    num_cores = ""
-    if cores:
-        num_cores = "1 core" if cores == 1 else f"{cores} cores"
-    parts = [found.get("cpu"), found.get("cpu_capability"), num_cores, *gpus]
-    return ", ".join(str(part) for part in parts if part)
-
-
 def _table(rows: Sequence[dict[str, Any]]) -> DataFrame:
     runs = DataFrame(rows, columns=RUNS).set_index("run", drop=False)
     runs.index.name = None
     for name in NUMBERS:
         runs[name] = pd.to_numeric(runs[name]).astype(float)
-    for name in SURE:
+    for name in BOOLS:
         runs[name] = [value is True for value in runs[name]]
-    for name in PERHAPS:
+    for name in OPTIONAL_BOOLS:
         runs[name] = runs[name].astype("boolean")
     for name in set(TEXTS) - {"run", "arm", "stage"}:
         runs[name] = runs[name].astype(object).where(runs[name].notna(), "")

@@ -111,8 +111,8 @@ def named(kind: Any) -> list[str]:
 RUNS = [*RunRow._fields]
 TEXTS = named(str)
 NUMBERS = named(float)
-SURE = named(bool)
-PERHAPS = named(bool | None)
+BOOLS = named(bool)
+OPTIONAL_BOOLS = named(bool | None)
 MACHINE = {
     "machine": "machine",
     "device": "device",

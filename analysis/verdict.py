@@ -74,18 +74,16 @@ def headlines(
     rows = tests[tests["reference"] != BASELINE]
     controls = set(arms.index[arms["algorithm"] == plan.registered.control])
     without_control = rows[~rows["reference"].isin(controls)]
-    has_primary_arms = np.array([_is_registered(arm, arms, plan) for arm in without_control["treatment"]], bool)
+    has_primary_arms = []
+    for name in without_control["treatment"]:
+        arm = arms.loc[name]
+        has_primary_arms.append(is_primary(plan, arm["workers"], arm["clock"]) and plan.is_in_family(name))
     has_primary_endpoint = without_control["endpoint"] == plan.registered.primary.endpoint
-    primary_rows = without_control[has_primary_endpoint & has_primary_arms]
+    primary_rows = without_control[has_primary_endpoint & np.array(has_primary_arms, bool)]
     if primary_rows.empty:
         primary_rows = without_control
     primary_rows = primary_rows.drop_duplicates(["treatment", "reference"])
     return [_headline(row, rows, arms, controls, remarks, extra_details, warnings) for row in primary_rows.itertuples()]
-
-
-def _is_registered(name: str, arms: DataFrame, plan: Plan) -> bool:
-    arm = arms.loc[name]
-    return is_primary(plan, arm["workers"], arm["clock"]) and plan.is_in_family(name)
 
 
 def _headline(
@@ -187,7 +185,8 @@ def sentence(row: Any, ours: str, theirs: str, *, already_named: bool) -> str:
         return f"{whose} is equivalent{to} within ±{row.margin:g}{unit}"
     if math.isnan(row.estimate):
         return f"{whose} is {row.word}{than}: {_ranked(row)}"
-    much = f"{supported(row.estimate, row.low, row.high)}{unit} {'higher' if row.estimate > 0 else 'lower'}"
+    size = digits(row.estimate, row.low, row.high)(abs(row.estimate))
+    much = f"{size}{unit} {'higher' if row.estimate > 0 else 'lower'}"
     if row.word in ON_MARGIN:
         side = "worse" if (row.estimate > 0) == row.lower else "better"
         return f"{whose} is {side}{than} by less than the margin of {row.margin:g}{unit}: {much}"
@@ -396,19 +395,13 @@ def _num_alike(row: Any) -> int:
     return int(row.wins if row.word == "better" else row.n - row.wins - row.ties)
 
 
-def supported(estimate: float, low: float, high: float) -> str:
-    """The size of a number with one digit more than its interval supports.
-
-    >>> supported(2.36, 1.8, 3.1), supported(0.053, 0.002, 0.104), supported(-0.8, -0.82, -0.77)
-    ('2.4', '0.053', '0.800')
-    """
-    return digits(estimate, low, high)(abs(estimate))
-
-
 def digits(estimate: float, low: float, high: float, null: float = 0.0) -> Callable[..., str]:
-    """How to write a number with the digits of its interval.
+    """How to write a number with one digit more than its interval supports.
 
     Where the interval excludes `null` there are so many digits that no end is rounded to it.
+
+    >>> digits(2.36, 1.8, 3.1)(2.36), digits(0.053, 0.002, 0.104)(0.053), digits(-0.8, -0.82, -0.77)(0.8)
+    ('2.4', '0.053', '0.800')
     """
     width = high - low
     size = max(abs(end) for end in (low, estimate, high))

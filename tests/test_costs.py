@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from analysis.read import read_run
+from analysis.run_files import read_run
 
 SECONDS = {"compute": 12.0, "wait": 6.0, "communicate": 2.0, "apply": 1.0, "evaluate": 5.0}
 MEMORY = {"leader": [100 * 2**30, 7 * 2**30], "workers": [[0, [10 * 2**30, 3 * 2**30]], [1, [20 * 2**30, 0]]]}

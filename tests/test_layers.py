@@ -43,7 +43,8 @@ stats questions runs
 curves meanings
 gate
 places
-read pairs
+run_files pairs
+read
 scores answers
 judge
 verdict trust
