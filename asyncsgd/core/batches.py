@@ -96,8 +96,8 @@ class OwnStreams:
         return (Range(worker, first, end),), count
 
     def give_back(self, ranges: tuple[Range, ...]) -> None:
-        """Take back the newest batches of a worker. Others cannot be taken back, since its stream goes on at the first
-        of these; a worker has one gradient in flight, so a lost gradient always has the newest.
+        """Take back the newest batches of a worker: its stream goes on at the first of them. Earlier ones cannot be
+        taken back. A worker has one gradient in flight, so a lost gradient always has the newest.
         """
         for stream, first, end in ranges:
             self._next[stream] = first

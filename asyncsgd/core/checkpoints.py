@@ -10,8 +10,8 @@ A state is tensors, numbers, strings and what holds them (see `asyncsgd.core.sta
 Training stands still while the state is copied. A thread writes the copy. A description is written when its state is
 durable.
 
-A description has the hash of its state, of the records up to it and of itself. A checkpoint of which one differs is
-damaged: it is not used, but the one before it is.
+A description has the hash of its state, of the records up to it and of itself. A checkpoint with a hash that differs is
+damaged, and the checkpoint before it is used in its place.
 
 torch.save writes them and not torch.distributed.checkpoint: that one keeps its index as a pickle.
 """
@@ -162,7 +162,7 @@ class Saver:
         """Whether a state is to be taken now. It is not while the last one is still being written.
 
         Args:
-            at_end: whether a run is DONE. Then a state is taken in any case, if the policy takes any.
+            at_end: whether a run is DONE. Then a state is due whenever it is, if the policy takes any at all.
         """
         by_samples = self._next_samples is not None and num_samples >= self._next_samples
         seconds = self._policy.seconds
@@ -464,8 +464,8 @@ def _read(path: Path) -> Checkpoint:
         content = path.read_bytes()
     except OSError as error:
         raise Damaged(reason(error)) from error
-    text, seal, _ = content.partition(f',\n  "{_SEAL}"'.encode())
-    if seal and content != _sealed(text + b"\n}"):
+    text, key_of_seal, _ = content.partition(f',\n  "{_SEAL}"'.encode())
+    if key_of_seal and content != _sealed(text + b"\n}"):
         raise Damaged("its description was changed")
     try:
         description = msgspec.json.decode(content, type=dict[str, Any])
@@ -479,7 +479,7 @@ def _read(path: Path) -> Checkpoint:
         found = msgspec.convert(description, type=Checkpoint)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Damaged("its description cannot be read") from error
-    if not seal or found.name != path.stem:  # a name, and never a path
+    if not key_of_seal or found.name != path.stem:  # the name becomes a path: it must not lead elsewhere
         raise Damaged("its description was changed")
     return found
 

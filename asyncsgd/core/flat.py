@@ -213,10 +213,10 @@ class FlatModel:
         self._gradient_views = list(self.layout.views(self.gradients).values())
         self.may_freeze = False
         """Whether parameters may be frozen in the middle of a run, and thawed again. They may if all gradients of an
-        update are sure to leave out the same ones: one process computes them, or synchronous ranks."""
+        update are sure to lack the same ones: if one process computes them, or if synchronous ranks do."""
         self.frozen: tuple[str, ...] = ()
-        """The names of the parameters that were frozen in all forward passes since `release_gradients`. Before the
-        first pass it has all names."""
+        """The names of the parameters that were frozen in all forward passes since `release_gradients`, which
+        fills it with all names."""
         with torch.no_grad():
             for tensor, view in zip(self._tensors, self.layout.views(self.parameters).values(), strict=True):
                 if not keep_parameters:
@@ -261,7 +261,7 @@ class FlatModel:
         """Refuse a forward pass that has changed the values of a parameter, or its requires_grad if `may_freeze` is
         False. Note in `frozen` what it left out.
 
-        The server alone changes parameters, and no other process would see it.
+        A change that a forward pass made would be seen by no other process, since the server alone changes parameters.
 
         Args:
             before: what `before_forward` said before the pass.
@@ -290,7 +290,7 @@ class FlatModel:
         self.frozen = tuple(name for name in frozen if name in self.frozen)  # in this pass and all before it
 
     def unfreeze_used(self) -> None:
-        """Take the parameters that got a gradient out of `frozen`: a forward pass has thawed and used them.
+        """Remove from `frozen` the parameters that got a gradient: a forward pass has thawed and used them.
 
         It is called after the backward passes.
         """

@@ -205,7 +205,12 @@ class TrainingClock:
 
 
 def diverged(what: str, why: str = "") -> Result:
-    """The result of a run whose loss is no longer a number, with `what` is not finite, and `why` if that is known."""
+    """The result of a run whose loss is not finite.
+
+    Args:
+        what: says which loss it is, and its value.
+        why: what is wrong, where that is known; empty: advice stands in its place.
+    """
     return Result(DIVERGED, f"{what}; {why or 'try a smaller --learning-rate, a longer --warmup or --clip-norm 1'}")
 
 
@@ -237,7 +242,7 @@ class EarlyStop:
         self._limits = limits
         self._best_loss = math.inf
         self._best_samples = 0
-        self._since = 0  # evaluations without a new lowest loss, since the last one with it
+        self._since = 0  # evaluations since the one with the lowest loss
         self._newest: tuple[float, int] | None = None  # loss and samples of the newest evaluation
         self._stopped_by: dict[str, str] | None = None
         self.best: Best | None = None
@@ -257,8 +262,8 @@ class EarlyStop:
         The loop calls it once with every evaluation, in order.
 
         Args:
-            parameters: returns those that were evaluated, `(P,)`; they are copied if they are the best. It is called on
-                all ranks of a run, or on none.
+            parameters: returns those that were evaluated, `(P,)`; they are copied if they are the best. Ranks
+                in step gather them together, so either all ranks call it or none does.
             statistics: the running statistics that were evaluated, `(S,)`; copied likewise.
             last: whether the budget is spent, so that the evaluation ends no run early. This object sees by itself that
                 a budget in samples is spent, but not that one in seconds is.

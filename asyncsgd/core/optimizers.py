@@ -38,7 +38,8 @@ class SGD:
 
 @dataclasses.dataclass(frozen=True)
 class AdamW:
-    """Builds a fused `torch.optim.AdamW` (on a CPU about 7 times faster than the default one, and other last bits)."""
+    """Builds a fused `torch.optim.AdamW` (on a CPU about 7 times faster than the default one; results differ in the
+    last bits)."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     """The rates at which the means of gradients and of their squares forget, each in [0, 1)."""
@@ -63,8 +64,8 @@ class Optimizer:
         build: makes the torch optimizer from parameter groups, see `SGD` and `AdamW`.
         layout: where the tensors lie in the vector, whose `num_decayed` must be the same; None: the vector is one
             tensor.
-        tensor_by_tensor: whether the torch optimizer steps the tensors one by one, and not the vector as a whole. It
-            does in any case from the first step on that leaves one of them out.
+        tensor_by_tensor: whether the torch optimizer steps the tensors one by one, and not the vector as a whole. After
+            a step that leaves one of them out, it steps them one by one whatever was given.
         weight_decay: as in the torch optimizer.
         clip_norm: largest Euclidean norm of a direction, 0 for no clipping; a longer one is scaled down to it
             (as `torch.nn.utils.clip_grad_norm_` does), in a copy.
@@ -268,7 +269,8 @@ def _groups_without_rate() -> Iterator[list[dict[str, Any]]]:
 
 
 def _ratios(optimizer: torch.optim.Optimizer, without_rate: Iterable[dict[str, Any]], peak: float) -> list[float]:
-    """The share of the learning rate at which each group steps. It is 1 for one with the default of its class.
+    """The share of the learning rate at which each group steps. It is 1 for a group that was given no rate of its own,
+    which then has the default of the optimizer's class.
 
     Args:
         without_rate: the groups that were given no learning rate.

@@ -197,7 +197,8 @@ class RunningStatistics:
         self.note()
 
     def note(self) -> None:
-        """Note what the forward pass has left in the model, before its backward pass computes layers again."""
+        """Note what the forward pass has left in the model, before activation checkpointing computes layers
+        again in the backward pass."""
         self._after = self._read()
         self._calls_after = self._calls.clone()
 
@@ -385,7 +386,7 @@ def _count(calls: Tensor, module: nn.Module, inputs: object, outputs: object) ->
 
 
 def _weigh_alike(calls: Tensor, module: _NormBase, inputs: object) -> None:
-    """A forward pre-hook: set the momentum so that the average becomes the mean over all calls, with the next one."""
+    """A forward pre-hook: set the momentum so that the coming call makes the average the mean over all calls."""
     module.momentum = 1.0 / (float(calls) + 1.0)
 
 

@@ -135,7 +135,7 @@ class StopRequest:
         Raises:
             KeyboardInterrupt: at the end, after a second signal.
         """
-        if not self._before:  # a thread that hears no signals
+        if not self._before:  # not in the main thread, which alone hears signals
             yield
             return
         over = threading.Event()

@@ -33,7 +33,7 @@ def state_of(part: Any) -> Any:
 
 
 def restore(part: Any, state: State) -> None:
-    """Load `state` into `part`, which must have been built with the same arguments as the part that it is of.
+    """Load `state` into `part`, which must have been built with the same arguments as the part whose state it is.
 
     The part takes the objects of the state over, so the caller uses it no more. Tensors are copied to where those of
     the part are, since others share their memory. Afterwards ``part.restored()`` is called if there is one.

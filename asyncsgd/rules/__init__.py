@@ -1,7 +1,7 @@
 """The algorithms, by what they do with a gradient. `ALL` holds an example of each, for tests and ``--rule help``.
 
-Importing this package imports torch; `asyncsgd.settings.groups` therefore keeps the text of ``--rule``, and
-`parse_rule` reads it where training starts."""
+Importing this package imports torch; `asyncsgd.settings.groups` therefore keeps ``--rule`` as the text that was typed,
+and `parse_rule` reads it where training starts."""
 
 from __future__ import annotations
 

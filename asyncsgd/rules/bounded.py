@@ -27,7 +27,7 @@ class SSP(Rule):
 
     A worker with c_i arrivals starts iff c_i - min_j c_j <= s. s = 0 is bulk-synchronous: n updates a round, all
     computed at the round's first version; delays are 0 to n - 1. With fixed unequal speeds every finite s has the
-    throughput of the slowest worker, n / max_i tau_i. So less waiting is gained only where speeds vary in time.
+    throughput of the slowest worker, n / max_i tau_i. So a larger s pays only where speeds vary in time.
 
     Args:
         slack: s of the paper, 0 or more.
@@ -120,7 +120,7 @@ class FixedDelay(Rule):
         state.outstanding = [
             entry for entry in state.outstanding if entry.worker != worker or entry.gradient is not None
         ]
-        if not view.workers:  # the gradients that are missing in front of those that are held never come
+        if not view.workers:  # nobody is left, so the run ends, and what is held is not applied
             return Reply()
         return self._next(state)
 
@@ -143,8 +143,8 @@ class FixedDelay(Rule):
         """
         if not self._is_due(state):
             start = self._fill(state)
-            # A start makes the queue longer, and so it can make the oldest gradient due. It comes to that when the
-            # worker of a gradient in flight has left.
+            # Where the worker of a gradient in flight has left, a start may make the queue so long that the oldest
+            # gradient is due.
             return Reply(start=start, again=self._is_due(state))
         oldest = state.outstanding.pop(0)
         start = self._fill(state)

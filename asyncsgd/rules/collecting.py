@@ -51,7 +51,7 @@ class KSync(Collecting):
     interrupted batch is handed out again: no data are lost, but slow batches come later.
 
     Args:
-        quorum: K; at most as many as are present are waited for.
+        quorum: K, or the number of workers present where that is smaller.
         interrupt: stop the others (their batches are handed out again) instead of letting them finish and dropping
             what they bring; a late worker then joins the round in which it arrives.
 

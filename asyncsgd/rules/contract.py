@@ -171,8 +171,7 @@ class Rule(Named):
     """
 
     needs_plain_sgd: ClassVar[bool] = False
-    """The rule has a momentum or an elastic pull of its own. Other optimizers of the server, weight decay and clipping
-    are then refused.
+    """The rule has a momentum of its own. Other optimizers of the server, weight decay and clipping are then refused.
     """
     needs_points: ClassVar[bool] = False
     """The rule looks at `Arrival.start_point` and `View.parameters`, the parameters themselves. That costs a vector per

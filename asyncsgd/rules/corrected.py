@@ -197,7 +197,8 @@ class Ordered:
 class OrMo(Rule):
     """Apply every gradient at once, with the momentum it would have had in the order of starts.
 
-    Gradients are grouped by the version k at which they started, K to a group: group ceil(k / K). When the current
+    Gradients are grouped by the version k at which they started: group 0 has version 0, and then each group has K,
+    group ceil(k / K). When the current
     group c = ceil(t / K) advances, x <- x - eta beta u, u <- beta u. A gradient that arrives D = c - ceil(k / K) groups
     late is put where it would have been by now:
 

@@ -241,7 +241,8 @@ SinceFetch = dict[int, int]
 class Downpour(Rule):
     """Apply what a worker pushes; it goes on from its own parameters until its next fetch.
 
-        worker:  y <- y - eta g(y) for n_push minibatches, then push the sum of the steps; every n_fetch ones y <- x
+        worker:  y <- y - eta g(y) for n_push minibatches, then push the sum of the steps;
+                 y <- x after every n_fetch minibatches
         server:  x <- x - (sum of the steps)
 
     n_push = n_fetch = 1 with plain SGD is asynchronous SGD.

@@ -20,13 +20,12 @@ from asyncsgd.errors import UsageError
 from asyncsgd.rules.without_server import ADPSGD, SGP
 from asyncsgd.simulation.speeds import BLOCK, Streams, in_blocks
 
-# Laid out as in asyncsgd.data.random, purpose << 32 | stream. 13 differs from all purposes there and in
-# simulation.speeds.
+# A purpose of random numbers, which no other in asyncsgd.data.random and simulation.speeds has; laid out as there.
 _PARTNERS = 13 << 32
 
 
 def partners(topology: str, num_workers: int, seed: int) -> Callable[[int, int], int]:
-    """Whom a worker averages with, as a function of (worker, how many exchanges it has started before).
+    """Whom a worker averages with, as a function of (worker, how many batches it has computed before).
 
     The partner is a pure function of these and `seed`, uniform over the worker's neighbours.
 

@@ -2,7 +2,7 @@
 
 Every gradient is computed at the exact point at which it started. What is evaluated and saved is the mean of the
 workers' models. In the records of an arrival `version` and `read_version` count the changes of the model of its worker;
-in evaluations `version` counts what the method says.
+in evaluations `version` counts what the docstring of the subclass says.
 
 Shapes: N workers, P parameters (gaps of the flat vector included).
 """
@@ -99,7 +99,7 @@ class Peers(abc.ABC, Generic[R]):
         self.num_samples = 0
         self.versions = [0] * num_workers
         """How often each worker's model has changed."""
-        self._num_arrived = 0  # samples that have arrived; those of a round count for `num_samples` at its end
+        self._num_arrived = 0  # samples that have arrived; `num_samples` takes over those of a round at its end
         self._num_dispatches = 0
         self._waiting: list[int] = []  # the workers that are to start and have no batch
         self._waited = [0.0] * num_workers  # seconds that each worker was idle before its gradient
@@ -111,8 +111,8 @@ class Peers(abc.ABC, Generic[R]):
         """Step with a gradient, and exchange what is to be exchanged.
 
         Returns:
-            The learning rate of the step, the workers that start a gradient now, and whether the mean model has
-            changed.
+            The learning rate of the step, the workers that start a gradient now, and whether `num_samples` takes over
+            the samples that have arrived: not in the middle of a round, in which the mean model does not change.
         """
 
     def _step(self, worker: int, arrived: Arrived, learning_rate: float) -> None:
