@@ -65,7 +65,9 @@ def seeds(number: int) -> str:
     >>> seeds(1), seeds(6)
     ('1 seed', '6 seeds')
     """
-    return "1 seed" if number == 1 else f"{number} seeds"
+    if number == 1:
+        return "1 seed"
+    return f"{number} seeds"
 
 
 def block(ladder: Ladder) -> str:
@@ -171,7 +173,9 @@ def validation(ladder: Ladder, machine: Mapping[str, Any]) -> DataFrame:
 
 
 def known(value: float, passed: bool) -> bool | None:
-    return None if math.isnan(value) else bool(passed)
+    if math.isnan(value):
+        return None
+    return bool(passed)
 
 
 def prediction(ladder: Ladder) -> str:
@@ -238,7 +242,9 @@ def rungs_table(ladder: Ladder) -> DataFrame:
 
 
 def _turns(speed: Speed) -> str:
-    return f"{ratio(speed.median)} ({speed.lowest:.2f} to {speed.highest:.2f}, n = {speed.n})" if speed.n else ""
+    if speed.n:
+        return f"{ratio(speed.median)} ({speed.lowest:.2f} to {speed.highest:.2f}, n = {speed.n})"
+    return ""
 
 
 def _ends(speed: Speed) -> str:

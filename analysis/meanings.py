@@ -94,7 +94,9 @@ def meaning(key: str, value: Any) -> str:
     try:
         return repr(float(text))
     except ValueError:
-        return text.casefold() if key == "optimizer" else text
+        if key == "optimizer":
+            return text.casefold()
+        return text
 
 
 def means_the_same(key: str, here: Any, there: Any) -> bool:

@@ -59,7 +59,9 @@ def values_of(ours: Numbers, theirs: Numbers, seeds: list[Any], **limits: Any) -
 def _as_ends(numbers: Numbers) -> Array:
     """The lowest and the highest possible value of each pair (n x 2); equal where the value is known."""
     values = np.asarray(numbers, float)
-    return values if values.ndim == 2 else np.column_stack((values, values))
+    if values.ndim == 2:
+        return values
+    return np.column_stack((values, values))
 
 
 class Measure:
@@ -79,7 +81,9 @@ class Measure:
 
     def end(self, run: str, x: str) -> float:
         """The last position at which a run was watched; nan without an evaluation."""
-        return float(self._frames[run][x].max()) if run in self._frames else math.nan
+        if run in self._frames:
+            return float(self._frames[run][x].max())
+        return math.nan
 
     def crossings(self, runs: Sequence[Any], target: float, x: str = "seconds") -> list[tuple[float, float]]:
         """The positions of the two evaluations between which each run came to the target.
@@ -172,7 +176,9 @@ class Measure:
     def _size_of_update(self, run: Any, x: str) -> float:
         """The mean samples or seconds of an update of a run; 0 where that is not known."""
         size = self.end(run.run, x) / (run.updates or math.nan)
-        return size if math.isfinite(size) else 0.0
+        if math.isfinite(size):
+            return size
+        return 0.0
 
     def _widest_gap(self, runs: Sequence[Any], x: str, clock: str) -> str:
         """The widest gap between two evaluations of these runs, in words, and the setting that makes it narrower."""
@@ -301,11 +307,15 @@ def _common_position(curves: Sequence[Curve], tolerance: float) -> float:
     """Where the losses of curves are read: at the last evaluation that all share, else where the first curve ends."""
     end = min(float(x[-1]) for x, _ in curves)
     position = shared_position(curves, end, tolerance)
-    return end if position is None else position
+    if position is None:
+        return end
+    return position
 
 
 def unit_of_seconds(clock: str) -> str:
-    return "s" if clock == "measured" else "virtual s"
+    if clock == "measured":
+        return "s"
+    return "virtual s"
 
 
 def _when_nobody_reached_it(pairs: Pairs, times: Array, budget: str, kind: str) -> str:

@@ -64,7 +64,9 @@ class Plan(NamedTuple):
 
     def settings_of(self, arm: str) -> Mapping[str, Any]:
         """The settings that tell an arm from others."""
-        return self.arms[arm].settings if arm in self.arms else {}
+        if arm in self.arms:
+            return self.arms[arm].settings
+        return {}
 
     def tuned_settings_of(self, arm: str) -> Mapping[str, Any]:
         """The settings that tell an arm from others, and over them those that tuning chose."""
@@ -203,7 +205,9 @@ def _group_name(arm: Any, *, with_batch: bool, with_task: bool) -> str:
 def _num_workers(number: float) -> str:
     if math.isnan(number):
         return "unknown workers"
-    return "1 worker" if number == 1 else f"{number:g} workers"
+    if number == 1:
+        return "1 worker"
+    return f"{number:g} workers"
 
 
 def is_primary(plan: Plan, workers: float, clock: str) -> bool:

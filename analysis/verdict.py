@@ -160,7 +160,9 @@ def _second_endpoint(row: Any, of_arms: DataFrame) -> str:
     """
     if row.endpoint in ("loss_at_equal_samples", "loss_at_equal_seconds"):
         return "time_to_target"
-    return "loss_at_equal_seconds" if of_arms["common"].any() else "loss_at_equal_samples"
+    if of_arms["common"].any():
+        return "loss_at_equal_seconds"
+    return "loss_at_equal_samples"
 
 
 def sentence(row: Any, ours: str, theirs: str, *, already_named: bool) -> str:
@@ -211,7 +213,9 @@ def _time(row: Any, ours: str, theirs: str) -> str:
     if row.word == "undecided" and is_undecided_by_gaps(row):
         return f"{whether}: {row.between}"
     if row.word == "undecided":
-        return f"{whether}{_interval_tail(row, f' {row.unit}')}" if everybody else f"{whether}. {capital(counts)}"
+        if everybody:
+            return f"{whether}{_interval_tail(row, f' {row.unit}')}"
+        return f"{whether}. {capital(counts)}"
     sooner = row.word == "better"
     if everybody and not math.isnan(row.ratio):
         much = _speedup_words(row, digits(*_ratio_above_one(row), 1.0))
