@@ -168,7 +168,7 @@ def _method(
         statistics=None if ranks_step else live.flat.statistics,
         **named,
     )
-    if isinstance(method, Server) and not ranks_step:  # else no rule decides what the ranks do
+    if isinstance(method, Server) and not ranks_step:  # ranks in step follow no rule
         live.record.rule_acted = method.rule_acted
     return method
 
@@ -179,7 +179,7 @@ def _loop(live: Live, method: Method, backend: Backend, parameters: Callable[[],
     hooks = Hooks(
         live.record,
         live.saver,
-        live.stop_requested.begin_step,
+        live.stop_requested.begin_step,  # each question whether to stop says that a step begins, too
         lambda work: _ignored_targets(live.run, work),
         live.callbacks,
     )
@@ -244,7 +244,8 @@ def _train_virtual(live: Live, torchrun_world: World | None) -> Result:
     )
     method = _method(live, parameters, lambda: heap.now)
     result = _loop(live, method, heap).run()
-    _ = method.parameters  # peers write the mean of their models to where the run has its parameters when asked for it
+    # Peers, when asked for the parameters, write the mean of their models to where the run has its own.
+    _ = method.parameters
     return result
 
 
@@ -279,7 +280,7 @@ def _serve_workers(live: Live, segment: Segment, optimizer: Optimizer | StepTake
     shares = live.run.runtime.transport == "shared_memory"
     links: dict[int, Link] = {}
     with contextlib.ExitStack() as closing:
-        # The ends of a pair find each other in a private folder. Without pairs nobody needs it.
+        # Workers that do not share memory have a pair of links each, whose ends find each other in a private folder.
         rendezvous = Rendezvous() if shares else Rendezvous(closing.enter_context(_private_folder()))
         processes = closing.enter_context(ChildProcesses(live.context))
         here = range(live.num_workers) if live.hosts is None else live.hosts.this_host.workers

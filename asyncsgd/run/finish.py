@@ -50,7 +50,7 @@ def facts_of(run: Run) -> dict[str, Any]:
     return facts
 
 
-def began_with(run: Run, flat: FlatModel) -> dict[str, Any]:
+def facts_at_start(run: Run, flat: FlatModel) -> dict[str, Any]:
     """`facts_of` a run that is about to train, and what else it begins from: the hash of its whole model, a fingerprint
     of training data that have no other one, and whether a layer normalises over the batch.
     """
@@ -66,12 +66,12 @@ def began_with(run: Run, flat: FlatModel) -> dict[str, Any]:
     return facts
 
 
-def began_from(run: Run, facts: Mapping[str, Any]) -> dict[str, Any]:
+def hashes_at_start(run: Run, facts: Mapping[str, Any]) -> dict[str, Any]:
     """What a run that goes on, and another host that takes part, must find as it was.
 
     Args:
         run: prepared.
-        facts: of `began_with`.
+        facts: of `facts_at_start`.
     """
     began = {"data": facts["data_fingerprint"], INITIAL_PARAMETERS: facts["initial_model_sha256"]}
     for one in facts.get("evaluation_sets", ())[1:]:
@@ -92,7 +92,7 @@ def comparable(
     a checkpoint, or rank 0, has the parameters.
 
     Args:
-        began: of `began_from`.
+        began: of `hashes_at_start`.
         elsewhere: environments in which the run was made.
         here: this one.
     """

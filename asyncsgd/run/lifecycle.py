@@ -194,23 +194,25 @@ class _Attempt:
                 self.live.record.close()
 
     def _make(self) -> Result:
+        """Keep other runs out of the task's folders, meet ranks and hosts, prepare the run, and train it."""
         task = self._asked.run.task
         has_server = self._asked.run.runtime.has_server
         launch = self._asked.launch
         stop_request = self._stop_request
-        for name in task.output_folders:
+        for name in task.output_folders:  # names of the task's fields
             output = getattr(task, name)
             if output is not None:
                 self._closing.enter_context(one_writer(Path(output), flag_of(name)))
         stop_request.check()
-        end_with_launcher(leads=True)
+        end_with_launcher(leads=True)  # from here on this process ends when its launcher does
+        # Ranks that torchrun has started meet on a board, the store that torchrun has opened.
         board = None if launch.starts_workers(has_server=has_server) else World.of_torchrun()
         hosts = None
         if launch.several_hosts:
             hosts = self._closing.enter_context(self._other_hosts(has_server))
         live = prepare(self._asked, board, hosts, stop_request)
         stop_request.check()
-        self._closing.enter_context(stop_request.during_a_run())
+        self._closing.enter_context(stop_request.during_a_run())  # the first signal asks the loop to stop
         self.live = live
         live.machine.start()
         with stop_request.watched(

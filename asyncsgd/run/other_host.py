@@ -33,7 +33,7 @@ from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.console import say
 from asyncsgd.run.choose_folder import folder_of_copies
 from asyncsgd.run.execute import Notice
-from asyncsgd.run.finish import began_from, began_with, comparable
+from asyncsgd.run.finish import comparable, facts_at_start, hashes_at_start
 from asyncsgd.run.found import Received, found_by, with_found
 from asyncsgd.run.run import Run
 from asyncsgd.run.written import Given, run_of_values, values_of
@@ -45,7 +45,7 @@ def begin_of(run: Run, facts: Mapping[str, Any], resume: Found | None = None) ->
     """What rank 0 tells the other hosts of a prepared run.
 
     Args:
-        facts: of `began_with`.
+        facts: of `facts_at_start`.
         resume: where it goes on. Ranks in step read that checkpoint too.
     """
     folders = [listed(path) for path in run.task.folders()]
@@ -55,7 +55,7 @@ def begin_of(run: Run, facts: Mapping[str, Any], resume: Found | None = None) ->
         folders.append(listed(str(resume.folder.resolve()), [state]))
     return Begin(
         _settings_of(run),
-        began_from(run, facts),
+        hashes_at_start(run, facts),
         hardware(run.device),
         found,
         tuple(folders),
@@ -277,7 +277,7 @@ def prepared_as(run: Run, notice: Begin, places: Mapping[str, str]) -> Run:
     else:
         run.task.check_names()
         run = dataclasses.replace(run.prepared(), changing_buffers=notice.changing_buffers)
-    began = began_from(run, began_with(run, run.flat()))
+    began = hashes_at_start(run, facts_at_start(run, run.flat()))
     compared = comparable(notice.began_from, [notice.hardware], hardware(run.device))
     for what, there in compared.items():
         if began.get(what) != there:

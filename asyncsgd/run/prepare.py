@@ -30,9 +30,9 @@ from asyncsgd.run.dry_run import check_state
 from asyncsgd.run.execute import Live
 from asyncsgd.run.finish import (
     SAMPLE_ORDER,
-    began_from,
-    began_with,
     comparable,
+    facts_at_start,
+    hashes_at_start,
 )
 from asyncsgd.run.found import received_by
 from asyncsgd.run.memory import find_micro_batches
@@ -88,12 +88,12 @@ def prepare(asked: Asked, board: World | None, hosts: Hosts | None, stop_request
     torch.set_num_threads(run.runtime.threads)
     tell: Callable[[str], None] = silent if asked.quiet else teller(folder)
     if folder is not None and folder.resume is not None:
+        # A mirror has data and model of the run from the host that led it, and prepares nothing.
         run = dataclasses.replace(run, received=received_by(folder.path))
-    waits_for = ""
     if run.received is None:
-        waits_for = run.task.before_preparing(run.cache)
-    if waits_for:
-        tell(waits_for)
+        what_takes_long = run.task.before_preparing(run.cache)
+        if what_takes_long:
+            tell(what_takes_long)
     run = run.prepared()
     task = run.task
     limits = run.limits
@@ -135,8 +135,8 @@ def prepare(asked: Asked, board: World | None, hosts: Hosts | None, stop_request
     if resume is not None and policy == Policy():
         policy = resume.checkpoint.policy
     environment = _environment(run, launch, hosts)
-    facts = began_with(run, flat)
-    began = began_from(run, facts)
+    facts = facts_at_start(run, flat)
+    began = hashes_at_start(run, facts)
     if folder is not None:
         if not type(run.rule).__module__.startswith("asyncsgd."):
             check_state(run.rule, run.rule.init(torch.zeros(1)))
@@ -150,8 +150,9 @@ def prepare(asked: Asked, board: World | None, hosts: Hosts | None, stop_request
         tell(line)
     asked.tracking.start(tell, None if folder is None else folder.settings_yaml)
     forget_peaks(flat.parameters.device)
-    root = os.getpid() if board is None else os.getppid()  # a launcher has made all ranks
-    machine = MachineWatch(None if folder is None else folder.path, root)
+    # All processes of the run descend from this one, or from the launcher that has made all ranks.
+    first_process = os.getpid() if board is None else os.getppid()
+    machine = MachineWatch(None if folder is None else folder.path, first_process)
     receivers: tuple[Callable[[Record], None], ...] = (*asked.receivers, asked.tracking, machine)
     record = Recorder(folder, limits.samples, quiet=asked.quiet, receivers=receivers)
     record.totals.micro_batches = micro_batches_before
@@ -162,12 +163,12 @@ def prepare(asked: Asked, board: World | None, hosts: Hosts | None, stop_request
         record(Parts(now.num_updates, now.num_samples, now.train_seconds, micro_batches_before, micro_batches))
     saver = None
     if folder is not None:
-        durable = None
+        copy_to_mirror = None
         if hosts is not None and run.output.mirror is not None and _has_mirror(run.output.mirror, hosts, tell):
-            durable = Sender(hosts.mirror(run.output.mirror), run.output.mirror, folder.path, tell).send
+            copy_to_mirror = Sender(hosts.mirror(run.output.mirror), run.output.mirror, folder.path, tell).send
             if resume is not None:
-                durable(resume.checkpoint)  # an earlier copy has been set aside there
-        saver = Saver(folder, policy, record, began, tell, durable)
+                copy_to_mirror(resume.checkpoint)  # the mirror has set aside the copy that it had before
+        saver = Saver(folder, policy, record, began, tell, copy_to_mirror)
     return Live(
         run=run,
         flat=flat,
@@ -211,7 +212,7 @@ def _check_began_from(found: Found, now: Mapping[str, Any]) -> None:
     other ones may lie there now.
 
     Args:
-        now: what -> its hash now; see `asyncsgd.run.finish.began_from`.
+        now: what -> its hash now; see `asyncsgd.run.finish.hashes_at_start`.
 
     Raises:
         UsageError: if one of the hashes differs from that in the checkpoint.

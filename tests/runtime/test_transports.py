@@ -56,7 +56,7 @@ from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.events import Evaluation, Event, Gradient, Taken
 from asyncsgd.rules import Asynchronous, KSync
 from asyncsgd.run.execute import Notice
-from asyncsgd.run.finish import began_with
+from asyncsgd.run.finish import facts_at_start
 from asyncsgd.run.other_host import Here, as_led, begin_of, prepared_as
 from asyncsgd.run.run import run_of
 from asyncsgd.run.runtimes import Processes
@@ -590,7 +590,7 @@ def run_with(task, **steps):
 
 def begin_with(run):
     prepared = run.prepared()
-    return decode(encode(begin_of(prepared, began_with(prepared, prepared.flat()))))
+    return decode(encode(begin_of(prepared, facts_at_start(prepared, prepared.flat()))))
 
 
 def test_another_host_takes_part_in_the_same_run_alone():
