@@ -94,7 +94,7 @@ def launch_of(launch: Launch, agreed: Agreed) -> Launch:
 
 
 def parts_of(claims: Sequence[Claim]) -> list[Agreed]:
-    """What becomes of each host, by what each has; in the order of torchrun's numbers.
+    """What becomes of each host, by what each has; in the order of the claims.
 
     Raises:
         RunError: if the run has begun on a host that is not here, and nobody has a checkpoint of it.
@@ -114,7 +114,7 @@ def parts_of(claims: Sequence[Claim]) -> list[Agreed]:
 
 
 def _leader_of(claims: Sequence[Claim], names: Sequence[str]) -> tuple[int, str]:
-    """Torchrun's number of the host that leads, and what it tells the user."""
+    """Whose claim it is, by position, that makes its host lead, and what that host tells the user."""
     absent = [claim for claim in claims if claim.leader_before and claim.leader_before not in names]
     latest = max(absent, key=lambda claim: claim.samples_before, default=None)
     holders = [number for number, claim in enumerate(claims) if claim.num_samples is not None]
@@ -133,7 +133,7 @@ def _leader_of(claims: Sequence[Claim], names: Sequence[str]) -> tuple[int, str]
             f"the run lies on {latest.leader_before}, which is not here; start torchrun there too. If that host is not "
             f"to be had, nothing is left of the run, and another --rdzv-id begins anew"
         )
-    before = [claim.leader_before for claim in claims if claim.leader_before]
+    before = [claim.leader_before for claim in claims if claim.leader_before]  # all of them are here
     return (names.index(before[0]) if before else 0), ""
 
 
@@ -189,7 +189,7 @@ class _Hub:
             if there is None:
                 self._leave_out(number, "it does not come")
                 continue
-            address = own_address(self._interface, there)
+            address = own_address(self._interface, there)  # where ways differ, the last one is told to all
             ours = msgspec.structs.replace(ours, address=address)
             rendezvous = dataclasses.replace(self._rendezvous, address=address)
             self._pairs[number] = Pair(rendezvous, f"claim{number}", serves=True)

@@ -55,7 +55,7 @@ def store_of_torchrun() -> tuple[str, int]:
 
 
 def prefix_of_start() -> str:
-    """Of names in the store: no other start of the ranks by torchrun has it in the same store."""
+    """A prefix for names in the store, which no other start of the ranks by torchrun has."""
     return f"asyncsgd/{os.environ.get('TORCHELASTIC_RUN_ID')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT')}"
 
 
@@ -104,9 +104,10 @@ class ThisHost:
         return range(self.first_worker, self.first_worker + self.num_workers)
 
     def open_store(self) -> Any:
-        """The store in which hosts find each other, with the names of this start, in the process that leads.
+        """The store in which hosts find each other, for the process that leads; its names are those of this start.
 
-        Where torchrun has no store of its own, rank 0 opens it, for as long as it lives."""
+        It opens the store where torchrun has opened none; it is there for as long as this process lives. Where hosts
+        come and go, the process of torchrun's rank 0 has opened one, which need not be this process."""
         if self.is_agreed:
             return self.rendezvous("", b"").open()
         store, _, _ = next(iter(dist.rendezvous("env://")))

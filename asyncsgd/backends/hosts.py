@@ -186,7 +186,8 @@ class Hosts:
             self._tell(f"waits for host {host}: type the same command there, with --node-rank {host}")
             address = address_of_host(host, self._store, began + RENDEZVOUS_TIMEOUT.total_seconds(), check_stop)
         if address is None:
-            self._leave_out(host, f" has not come within {RENDEZVOUS_TIMEOUT}; start torchrun there as well")
+            waited = f"{awake() - began:.0f} s"
+            self._leave_out(host, f" has not come within {waited}; start torchrun there as well")
         return address
 
     def _leave_out(self, host: int, reason: str) -> None:
@@ -328,7 +329,7 @@ class Hosts:
 
 
 def _has_left(link: Pair) -> bool:
-    """Whether the other end has answered `Stop`, or is gone. SignsOfLife of life that came before are skipped."""
+    """Whether the other end has answered `Stop`, or is gone. Signs of life that came before are skipped."""
     try:
         while link.is_readable():
             if isinstance(link.receive(), Stop):

@@ -98,7 +98,6 @@ class Launch:
     """The number of this process among the ranks of its host."""
     ranks_here: int = 0
     """The number of ranks on this host; 0 if torchrun has started none."""
-    """Ranks of its host; 0 where torchrun has made none."""
     is_elastic: bool = False
     """Whether hosts come and go, with ``--nnodes MIN:MAX``."""
     agreed: PlaceOfHost | None = None
@@ -123,9 +122,9 @@ class Launch:
             local_rank = int(environment.get("LOCAL_RANK", rank % ranks_here))
         except (KeyError, ValueError) as error:
             raise UsageError(
-                f"WORLD_SIZE is {environment['WORLD_SIZE']!r} and RANK is {environment.get('RANK')!r}; a launcher sets "
-                f"both. If they are left over from another program, type unset WORLD_SIZE RANK, otherwise start with "
-                f"torchrun"
+                f"WORLD_SIZE is {environment.get('WORLD_SIZE')!r} and RANK is {environment.get('RANK')!r}; a launcher "
+                f"sets both. If they are left over from another program, type unset WORLD_SIZE RANK, otherwise start "
+                f"with torchrun"
             ) from error
         if most_hosts is not None:
             most_workers = nproc if nproc_given else int(most_hosts) * ranks_here
@@ -182,8 +181,8 @@ def refuse_ranks() -> None:
 def wait_for_new_start(launch: Launch) -> None:
     """Give torchrun some seconds to start this rank again, where hosts come and go; to be called before it ends.
 
-    When a host comes, torchrun ends the ranks of one host a moment before those of another one, which would fail for
-    want of the first, and torchrun would take that for a failure of their own."""
+    When a host comes, torchrun ends the ranks of one host a moment before those of another one. These would see the
+    others gone, end with an error, and torchrun would take that for a failure of their own."""
     if launch.is_elastic:
         time.sleep(_NEW_START_SECONDS)
 
@@ -427,7 +426,7 @@ class World:
 
         address = address_towards(os.environ["MASTER_ADDR"])
         if is_loopback(address):
-            # This is the leader's own host. Here the way to another host is looked for, whose rank has put its address.
+            # MASTER_ADDR means this host. So take the way to another one, whose rank has put its address on the board.
             other = str(ipaddress.ip_address(self.get("an address").decode()))
             address = address_towards(other)
         else:

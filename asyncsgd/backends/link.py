@@ -8,7 +8,8 @@ A worker obeys: it receives a command, carries it out, answers, and receives the
 worker. It has at most one gradient, one `Wake` and the shards of one evaluation unanswered, for which every pipe has
 room: a worker that stands still blocks nobody.
 
-Vectors lie in a segment, or travel through the pair before the message that they belong to."""
+Vectors lie in a segment, or travel through the pair: those of `Compute`, `Evaluate` and `Copy` behind the message, a
+gradient between its `GradientFollows` and its `Computed`."""
 
 from __future__ import annotations
 
@@ -65,14 +66,14 @@ class Stop(MessageBase):
 
 
 class Unfinished(MessageBase):
-    """To a host, in place of `Stop`: all is over for now, and the run is not done."""
+    """To a host, in place of `Stop`: the run was interrupted, and may go on later."""
 
 
 class Ready(MessageBase):
     """The worker has built its model and waits for commands."""
 
     layout: str
-    """`Layout.fingerprint`. If it differs from the server's, the worker has another model."""
+    """`FlatModel.fingerprint`. If it differs from the server's, the worker has another model."""
 
 
 class Computed(MessageBase):
@@ -111,8 +112,8 @@ class GradientFollows(MessageBase):
 
 
 class Refused(MessageBase):
-    """From a worker: no worker can train the model so, and this one ends. From a host: it cannot take part. From rank
-    0: the host must not take part."""
+    """From a worker: no worker can train this model on these data, and this one ends. From a host: it cannot take part.
+    From rank 0: the host must not take part."""
 
     reason: str
 

@@ -118,7 +118,7 @@ class Keeper:
         threading.Thread(target=self.keep, name="mirror", daemon=True).start()
 
     def keep(self) -> None:
-        """Write copies until rank 0 is gone, or sends what no run folder has."""
+        """Write copies until rank 0 is gone, or sends something else than a copy."""
         with contextlib.suppress(Gone):
             while isinstance(copy := self._link.receive(), Copy):
                 failure = self._write(copy)

@@ -46,8 +46,8 @@ _FRAME_BYTES = 1024
 _LENGTH = struct.Struct("!I")
 _MAX_MESSAGE_BYTES = 1 << 28
 _MAX_POSTED = 4096
-"""So many of the last sends are kept. A vector of 2 billion elements, with its tags, has as many pieces, and neither
-end sends another one before the other has answered or all is flushed."""
+"""So many of the last sends are kept. 2^31 elements of a vector are 2,048 pieces and 2,048 tags, and neither end sends
+another vector before the other has answered or all is flushed."""
 _PIECE_ELEMENTS = 1 << 20
 """So many elements of a vector have one tag. While a piece is checked, the next one is received."""
 _PROOF = b"asyncsgd"
@@ -139,7 +139,8 @@ class Pair(Link):
         self._thread.start()
 
     def send_vector(self, vector: Tensor) -> None:
-        """Send a vector, which must not change before the other end answers; returns at once."""
+        """Send a vector, which must not change before the other end answers; returns at once. To be called when the
+        other end has come: see `deliver`."""
         for piece in vector.split(_PIECE_ELEMENTS):
             self._post(piece, _VECTOR_CHANNEL)
             if self._sending is not None:

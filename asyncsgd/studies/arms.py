@@ -26,7 +26,7 @@ from asyncsgd.tasks import class_named
 
 NOT_A_VARIANT = frozenset(("mode", "rule", *CONDITION_KEYS, "batch_size", "seed"))
 """Settings in which the reference arms of a group cannot differ: those of the algorithm, and those that a group shares.
-Reference arms are told apart by any other setting.
+A group is the arms of one condition and one batch size. Reference arms are told apart by any other setting.
 """
 
 Loop = Literal["library", "naive"]
@@ -66,7 +66,8 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
     {'mode': 'async', 'clock': 'virtual', 'nproc': 4, 'rule': 'synchronous'}
     """
     resolved = dict(values)
-    names_no_other_rule = resolved.get("rule") in (None, "asynchronous", "synchronous")  # the first is the default
+    # asynchronous is the default of --rule, so nobody need have typed it
+    names_no_other_rule = resolved.get("rule") in (None, "asynchronous", "synchronous")
     if resolved.get("clock") == "virtual" and resolved.get("mode") == "sync" and names_no_other_rule:
         resolved |= {"mode": "async", "rule": "synchronous"}
     return resolved
@@ -238,7 +239,7 @@ def _arm_of(
         values = {**base, **given, **trial}
         resolved = resolve(values)
         all_settings = checked_settings(f"arm {name}", resolved, task)
-        # the same in every trial, since a trial changes none of them
+        # What the arm gives, and what `resolve` has changed: the same in every trial, which changes neither.
         settings = {key: all_settings[key] for key in resolved if key in given or resolved[key] != values.get(key)}
         typed_trials.append({key: all_settings[key] for key in trial})
     return Arm(name, algorithm, settings, tuple(typed_trials) if trials else (), task)

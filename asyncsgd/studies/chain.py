@@ -131,9 +131,10 @@ class Chain:
         return stages[: max(numbers, default=0)]
 
     def rounds(self, stage: str) -> int:
-        """In how many rounds the runs of a stage of the plan are started.
+        """In how many rounds, at most, the runs of a stage of the plan are started.
 
-        Each stage of the chain waits for the runs of the one before it, and if that is tuned, for what tuning chooses.
+        Each stage of the chain waits for the runs of the one before it. A stage that is tuned takes two rounds: its
+        trials, and then the runs that start from the one that was chosen.
         """
         lengths = {"before": 2 * len(self.before), "trial": 2 * len(self.on_tuning_seeds), "after": len(self.after)}
         return max(1, lengths.get(stage, 1))

@@ -63,11 +63,10 @@ NOT_TUNED = frozenset(
 )
 """Settings that change what is compared, or what it may cost, rather than how well an algorithm does under it."""
 REFUSED = ("seed", "epochs", "patience")
+"""Settings that no part of a config may have. Budgets are in samples or in seconds, so that they are known before data
+are read; the study gives each run its seed."""
 REFUSED_IN_BASE_MODEL = ("mode", "epochs", "patience")
 REFUSED_IN_FINETUNE = ("seed", "model", "patience")
-"""Settings that no part of a config may have, or not that part: budgets are in samples or in seconds, so that they are
-known before data are read.
-"""
 DECIDED_BY_COMMAND_LINE = ("run_dir", "runs_dir", "overwrite", "track", "predictions")
 """Settings that say where a run writes, which the command line of a study decides."""
 
@@ -81,7 +80,7 @@ class Tuning(Keys, frozen=True, kw_only=True):
 
     grid: Grid | None = None
     seeds: Seeds = (0,)
-    """Empty: nothing is tuned."""
+    """A file names one or more. They are empty where a config has no `tuning`, and nothing is tuned."""
 
 
 class NamedCondition(Keys, frozen=True, kw_only=True):
@@ -125,15 +124,18 @@ class Analysis(Keys, frozen=True, kw_only=True):
     """Why a margin is what it is. Above 10 % of what the reference improves by, a margin without a reason is not used.
     """
     target_share: Annotated[float, Meta(gt=0, le=1)] = 0.95
+    """Which share of what the pilots of the reference improve by makes the target loss."""
     target_loss: PositiveFloat | None = None
 
 
 class Finetune(Keys, frozen=True, kw_only=True):
-    """How every model is fine-tuned; other keys of the file are `settings` of the task."""
+    """How every model is fine-tuned. A file has the settings of the task beside these keys; planning puts them into
+    `settings`, and the task's score into `score`."""
 
     task: Literal["classification", "token_classification", "question_answering"] = "classification"
     repetitions: Annotated[int, Meta(ge=1, le=FINETUNE_SEEDS)] = 1
     baseline: bool = True
+    """Whether the base model is fine-tuned too, without intermediate training."""
     settings: Settings = {}
     score: str = ""
     """The first of the task's scores, which says by itself whether higher is better."""
@@ -301,10 +303,10 @@ class LadderKeys(Keys, frozen=True, kw_only=True):
     turns: Annotated[int, Meta(ge=2)]
     """How often each rung is measured beside those kept before it."""
     samples: PositiveInt
-    """Texts that a training of the climb goes through once. A multiple of the samples in a run of batches of one
-    length, so that stacks with different batches train on the same lengths. In few runs, lengths differ within each."""
+    """Texts that a training of the climb goes through once. Batches of about one length follow each other in groups; a
+    multiple of the samples in a group lets trainings with different batch sizes train on the same lengths."""
     warmup: PositiveInt
-    """Samples before a rate is measured; a training of the climb has them besides."""
+    """Samples before samples a second are measured; a training of the climb has them besides."""
     eval_samples: PositiveInt
     loss_margin: PositiveFloat
     """In nats, for the validation checklist."""

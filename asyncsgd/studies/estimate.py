@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TIMED_GRADIENTS = 5
 DRAWS_PER_WORKER = 50
-"""So many of a worker's declared seconds are drawn for its rate."""
+"""So many computing times are drawn for each worker, to find how many gradients arrive a second."""
 START_SECONDS = 2.0
 """Reading the data, building the model and saving it, once the fork server has imported everything."""
 
@@ -62,7 +62,8 @@ class Estimator:
         return seconds if virtual else seconds * gradient * num_workers / min(num_workers, available_cores())
 
     def _time(self, job: PlannedJob) -> tuple[Run, float, float]:
-        """See `_measure`. Fine-tunings that differ in the model that they start from are timed once."""
+        """See `_measure`. Of tasks other than masked_lm, trainings that differ in their model alone are timed once:
+        most are fine-tunings of models of one size."""
         from asyncsgd.run.run import run_of
 
         settings = job.settings
@@ -99,7 +100,7 @@ def _measure(run: Run) -> tuple[Run, float, float]:
 
 
 def _rate_of(job: Any) -> tuple[bool, float]:
-    """Whether a job's clock is virtual, and its rate: gradients of all workers in the mean seconds that one takes."""
+    """Whether a job's clock is virtual, and how many gradients arrive from all workers in the mean time of one."""
     kind = kind_of(job.mode, job.clock)
     rule = "synchronous" if kind is AllReduce else job.rule
     return kind is Virtual, _rate(job.speeds or str(Constant()), rule, job.nproc)

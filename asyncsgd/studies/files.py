@@ -11,8 +11,8 @@ from asyncsgd.studies.runs import PlannedRun
 
 
 class Tried(Struct):
-    """A trial of an arm: its settings, and the final loss on each seed, None where there is none. `score` is the mean
-    of what trials are chosen by: the loss, or the score of a labelled task.
+    """A trial of an arm, or of a stage that is tuned: its settings, and the final loss on each seed, None where there
+    is none. `score` is the mean of what trials are chosen by: the loss, or the score of a labelled task.
     """
 
     settings: dict[str, Any]

@@ -1,7 +1,7 @@
 """A study's plan and the folder of its runs: what is done, chosen, fixed and registered, and what is left.
 
-The run folders alone say what is done, so no other file has to be kept up to date. A killed study leaves nothing
-locked, because the kernel frees its only lock when the process ends.
+The run folders alone say what is done, so no other file has to be kept up to date with them. A killed study leaves
+nothing locked, because the kernel frees locks when the process ends.
 
 A run that measures time has the machine to itself. Such runs are made one after another, in this process, with workers
 from one fork server. Runs on the virtual clock and fine-tuning run beside one another (`jobs`), each in a process
@@ -184,7 +184,8 @@ class StudyFolder:
         )
 
     def _model_of(self, run: PlannedRun, pretend: bool) -> dict[str, Any] | None:
-        """The setting `model` of a run that starts from a model of the study, nothing where its arm has that setting.
+        """The setting `model` of a run that starts from a model of the study; nothing for a run that starts from none,
+        whose model the config names.
 
         None: the run that it starts from has no model.
         """
