@@ -25,7 +25,6 @@ import msgspec
 from torch import distributed as dist
 
 from asyncsgd.backends.host import address_of_host, name_of_address, own_address
-from asyncsgd.backends.launch import Launch, PlaceOfHost
 from asyncsgd.backends.link import Agreed, Claim, Gone, Refused
 from asyncsgd.backends.pair import RENDEZVOUS_TIMEOUT, Pair, Rendezvous
 from asyncsgd.core.awake import awake
@@ -85,12 +84,6 @@ def agree(
         return answer
     reason = answer.reason if isinstance(answer, Refused) else f"it says {type(answer).__name__}"
     raise RunError(reason)
-
-
-def launch_of(launch: Launch, agreed: Agreed) -> Launch:
-    """A launch by torchrun with the numbers that the hosts have agreed about."""
-    place = PlaceOfHost(agreed.number, agreed.num_hosts, agreed.leader)
-    return dataclasses.replace(launch, rank=agreed.first, agreed=place)
 
 
 def parts_of(claims: Sequence[Claim]) -> list[Agreed]:

@@ -10,6 +10,7 @@ So if that host is lost with its folder, the others know that the run has begun,
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from msgspec import Struct
 
 from asyncsgd.backends import election
 from asyncsgd.backends.host import SignsOfLife, rendezvous_for_election
-from asyncsgd.backends.launch import Launch, wait_for_new_start
+from asyncsgd.backends.launch import Launch, PlaceOfHost, wait_for_new_start
 from asyncsgd.backends.link import Agreed, Claim
 from asyncsgd.backends.token import token_of
 from asyncsgd.errors import RunError, UsageError, reason
@@ -84,7 +85,8 @@ def agreed_launch(run: Run, launch: Launch, path: Path, stop: Callable[[], None]
         say(_line_of(agreed, launch))
         if agreed.note:
             say(f"note   {agreed.note}")
-    return election.launch_of(launch, agreed)
+    place = PlaceOfHost(agreed.number, agreed.num_hosts, agreed.leader)
+    return dataclasses.replace(launch, rank=agreed.first, agreed=place)
 
 
 def _claim_of(run: Run, launch: Launch, path: Path, led: Led | None) -> Claim:
