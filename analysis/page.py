@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 TONES = {"better": "good", "worse": "bad", "equivalent": "same", "different but negligible": "same"}
 MOST_TESTS = 6
-FIRST = ("treatment", "reference", "endpoint", "family", "n", "difference", "ratio", "p_holm", "margin", "word")
+FIRST = ("treatment", "reference", "endpoint", "family", "n", "difference", "times_sooner", "p_holm", "margin", "word")
 """Columns of the tests that stand above the fold."""
 
 
@@ -209,13 +209,13 @@ def _first_pictures(study: Study) -> tuple[Drawing, ...]:
 
 
 def _first_tests(tests: DataFrame) -> dict[str, Any] | None:
-    """The tests that stand above the fold, without ratios where there are none."""
+    """The tests that stand above the fold, without a column of times where there are none."""
     if tests.empty:
         return None
     shown = tests.head(MOST_TESTS)[list(FIRST)]
-    if all(math.isnan(ratio.estimate) for ratio in shown["ratio"]):
-        shown = shown.drop(columns="ratio")
-    return table(shown)
+    if all(math.isnan(ratio.estimate) for ratio in shown["times_sooner"]):
+        return table(shown.drop(columns="times_sooner"))
+    return table(shown, notes=(ABOUT_TIMES,))
 
 
 def _marks(used: DataFrame) -> list[str]:
@@ -283,6 +283,7 @@ def _links(study: Study, out: Path) -> dict[str, str]:
     return links
 
 
+ABOUT_TIMES = "Times sooner: the reference's time to the target / the treatment's. Below 1 the treatment is later."
 ABOUT_SCORES = "Means over the repetitions of a pretraining seed, then over these seeds, with 95 % t intervals."
 ABOUT_TESTS = (
     "An interval holds what its test does not reject at alpha / family size. Holm's method may find more than that.",

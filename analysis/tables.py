@@ -18,7 +18,7 @@ from analysis.stats import Interval, t_interval
 from analysis.trust import at_edge
 
 MISSING = "-"
-PAPER = ["arm", "time (s)", "ratio", "loss", "verdict"]
+PAPER = ["arm", "time (s)", "times sooner", "loss", "verdict"]
 """Columns of the table for a paper; names and words may take two lines."""
 PAPER_COLUMNS = r"@{}p{0.25\columnwidth}rrrp{0.19\columnwidth}@{}"
 UNKNOWN = Interval(math.nan, math.nan, math.nan, 0.95, 0)
@@ -121,7 +121,7 @@ def comparisons(tests: DataFrame) -> DataFrame:
         better.append(f"{row.wins} of {row.n}" if row.test else "")
     table["better"] = better
     table["difference"] = _intervals(tests, "estimate", "low", "high")
-    table["ratio"] = _intervals(tests, "ratio", "ratio_low", "ratio_high")
+    table["times_sooner"] = _intervals(tests, "ratio", "ratio_low", "ratio_high")
     for name in ANSWER_COLUMNS:
         table[name] = tests[name]
     return table
@@ -137,7 +137,7 @@ def _intervals(tests: DataFrame, estimate: str, low: str, high: str) -> Series:
 
 
 def paper(runs: DataFrame, tests: DataFrame, plan: Plan) -> DataFrame:
-    """For a column of a paper: arm, time to the target, ratio, loss, word of the registered endpoint."""
+    """For a column of a paper: arm, time to the target, times sooner, loss, word of the registered endpoint."""
     named = labels(groups(runs, plan))
     without_baseline = tests[tests["reference"] != BASELINE]
     rows = []

@@ -31,10 +31,10 @@ ONE, SYNC, ASYNC = (
 ARMS = (ONE, SYNC, ASYNC)
 REASON = "weight_decay of"
 AGAINST = {
-    "tests": {"better", "difference", "ratio", "p", "p_holm", "p_equal", "test"},
+    "tests": {"better", "difference", "times_sooner", "p", "p_holm", "p_equal", "test"},
     "differences": set(),  # of four arms, which test_differences.py looks at
     "arms": {"speed_up", "efficiency"},
-    "paper": {"ratio"},
+    "paper": {"times sooner"},
     "settings": set(),
     "tuning": set(),
     "downstream": set(),

@@ -181,16 +181,21 @@ def test_a_confusion_matrix_is_of_all_fine_tunings_of_an_arm_in_percent_of_the_t
     assert "hate right in 70%; other right in 90%" in page
 
 
-def test_the_forest_shows_the_share_of_the_references_time(study):
-    times, _ = asyncsgd.load(study).plot("forest").axes
+def test_the_forest_shows_how_many_times_sooner_as_the_table_does(study):
+    loaded = asyncsgd.load(study)
+    times, _ = loaded.plot("forest").axes
     (point,) = (line.get_xdata()[0] for line in times.lines if line.get_marker() in ("s", "o"))
     intervals = []
     for line in times.lines:
         if line.get_linestyle() == "-" and line.get_marker() == "None":
             intervals.append(line.get_xdata())
     low, high = sorted(intervals[0])
-    assert point == pytest.approx(np.exp(np.mean(np.log(np.divide(SOONER, EIGHT)))), rel=0.03)
-    assert low < point < high < 1
+    assert point == pytest.approx(sum(EIGHT) / sum(SOONER), rel=1e-2)
+    assert 1 < low < point < high
+    shown = loaded.table("tests").iloc[0]
+    assert (low, point, high) == (shown["times_sooner_low"], shown["times_sooner"], shown["times_sooner_high"])
+    left, right = times.get_xlim()
+    assert left > right  # as in the right half, the treatment is better on the left
 
 
 def test_an_unknown_plot_or_table_is_refused_with_what_there_is(example):
@@ -233,7 +238,7 @@ def test_tables_go_to_standard_output_alone(study):
     assert latex.out.count(r"\toprule") == latex.out.count(r"\bottomrule") >= 4
     rows = list(csv.DictReader(io.StringIO(table.out)))
     assert [row["endpoint"] for row in rows][:2] == ["time_to_target", "target_reached"]
-    assert float(rows[0]["ratio"]) == pytest.approx(sum(EIGHT) / sum(SOONER), rel=1e-2)
+    assert float(rows[0]["times_sooner"]) == pytest.approx(sum(EIGHT) / sum(SOONER), rel=1e-2)
     assert "csv holds one table, this is tests" in table.err
 
 
@@ -251,7 +256,7 @@ COLUMN = r"""\documentclass[10pt,twocolumn]{article}
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="there is no pdflatex on this machine")
 def test_a_table_for_a_paper_fits_a_column(example_folder, tmp_path):
     table = report(example_folder, "--format", "latex", "--table", "paper").out
-    assert r"arm & time (s) & ratio & loss & verdict \\" in table
+    assert r"arm & time (s) & times sooner & loss & verdict \\" in table
     assert "nan" not in table
     (tmp_path / "table.tex").write_text(table.replace("ringmaster", r"staleness\_\allowbreak aware"))
     (tmp_path / "paper.tex").write_text(COLUMN)
