@@ -44,6 +44,7 @@ _HOME = {
     "Processes": "run.runtimes",
     "Hogwild": "run.runtimes",
     "Virtual": "run.runtimes",
+    "SeveralHosts": "settings.several_hosts",
     # by what
     "SGD": "core.optimizers",
     "AdamW": "core.optimizers",

@@ -76,6 +76,7 @@ from asyncsgd.run.runtimes import Pipeline as Pipeline
 from asyncsgd.run.runtimes import Processes as Processes
 from asyncsgd.run.runtimes import Virtual as Virtual
 from asyncsgd.settings.groups import Defaults as Defaults
+from asyncsgd.settings.several_hosts import SeveralHosts as SeveralHosts
 from asyncsgd.simulation.churn import Join as Join
 from asyncsgd.simulation.churn import Leave as Leave
 from asyncsgd.simulation.instance import Instance as Instance

@@ -46,6 +46,7 @@ from asyncsgd.run.run import Run, cache_folder, implied_rule, run_of, steps_of
 from asyncsgd.run.written import Given, named_after, run_beside, task_and_seed
 from asyncsgd.settings.flags import checked
 from asyncsgd.settings.groups import Budget, Common, Job, Machine, Output, Steps, common_contradictions
+from asyncsgd.settings.several_hosts import SeveralHosts
 from asyncsgd.settings.yaml_reader import EXPERIMENT, SIMULATION, read_of_run, read_settings
 from asyncsgd.simulation.settings import read_simulation
 from asyncsgd.tasks.base import Task
@@ -143,6 +144,7 @@ def train(
     report: Callable[[Record], None] | None = None,
     callbacks: Sequence[Callback] = (),
     track: str | None = None,
+    hosts: SeveralHosts | None = None,
 ) -> TrainedRun:
     """Train a task; blocks until the budget is spent. Ctrl-C ends the run in good order, a second one at once.
 
@@ -203,6 +205,8 @@ def train(
             ``look.stop(reason)`` it ends the run. The training clock stands still meanwhile.
         track: where else to show the run, e.g. ``tensorboard`` or ``tensorboard,mlflow``; see docs/running.md. Needs a
             folder.
+        hosts: how hosts meet, if torchrun has started this script on several; not used on one host. None: with the
+            token of the variable ``ASYNCSGD_TOKEN``; see docs/machines.md.
 
     Raises:
         UsageError: if the arguments or the task must be changed; the message says how.
@@ -233,6 +237,7 @@ def train(
         ("task", task, Task, "MyTask()"),
         ("rule", rule or Asynchronous(), Rule, "asyncsgd.Ringmaster(threshold=4)"),
         ("runtime", runtime, runtimes.Runtime, "asyncsgd.Processes(4)"),
+        ("hosts", hosts or SeveralHosts(), SeveralHosts, "asyncsgd.SeveralHosts(mirror=1)"),
     ):
         if not isinstance(given, kind):
             raise UsageError(f"{argument} must be an object such as {example}, got {given!r}")
@@ -291,6 +296,7 @@ def train(
         prefetch=prefetch,
         auto_batch=auto_batch,
     )
+    meeting = hosts or SeveralHosts()
     output = checked(
         Output,
         checkpoint_every=checkpoint_every,
@@ -298,6 +304,11 @@ def train(
         keep=keep,
         cache_dir=None if cache is None else str(cache),
         track=track,
+        token_file=None if meeting.token_file is None else str(meeting.token_file),
+        trust_network=meeting.trust_network,
+        interface=meeting.interface,
+        worker_deadline=meeting.worker_deadline,
+        mirror=meeting.mirror,
     )
     for problem in common_contradictions(Common(job, budget, steps, machine, output), task.batch_size):
         raise UsageError(problem)
@@ -362,7 +373,9 @@ def start(
             launch = agreed_launch(run, launch, folder, lambda: None)
             leads_host = launch.leads_host
         if leads_host and context is not None:
-            follow_leader(run, launch, context)  # it never returns
+            if folder is not None:  # where a mirror keeps its copies
+                run = dataclasses.replace(run, output=dataclasses.replace(run.output, run_dir=str(folder)))
+            follow_leader(run, launch, context, goes_on=_goes_on_in)  # it never returns
         opened = None if folder is None else open_named_folder(folder, run, resume=resume)
         seen: list[Evaluation] = []
         if opened is not None and opened.resume is not None:
@@ -540,8 +553,14 @@ def _launch(runtime: runtimes.Runtime, output: Output) -> Launch:
     """This process's rank if torchrun made several, otherwise a launch of this process alone."""
     launch = Launch.read(os.environ, runtime.num_workers, nproc_given=True)  # a runtime names its number of workers
     runtime.check_launch(launch.rank, launch.several_hosts)
-    check_hosts(output, launch, has_server=runtime.has_server)
+    if launch.several_hosts:  # else how hosts meet is of no use, and the same script trains alone
+        check_hosts(output, launch, has_server=runtime.has_server)
     return launch
+
+
+def _goes_on_in(folder: Path) -> str:
+    """How a run goes on from the copy of its checkpoints on a mirror."""
+    return f"the same script, where train is given folder={str(folder)!r} and resume=True"
 
 
 def check_guard() -> None:

@@ -175,6 +175,32 @@ def test_where_the_leader_is_lost_the_run_goes_on_from_the_mirror(gallery, tmp_p
 
 
 @pytest.mark.hosts
+def test_where_the_leader_is_lost_a_script_of_one_s_own_goes_on_from_the_mirror(tmp_path):
+    meeting = 'hosts=asyncsgd.SeveralHosts(token_file="token", mirror=1), checkpoint_every=40'
+    script = hosts.OWN_MODEL.replace("samples=240", f"samples=4000, {meeting}").replace("Processes(3)", "Processes(2)")
+    with hosts.Hosts(tmp_path, delay=0.01) as two:
+        for folder in two.folders:
+            (folder / "mine.py").write_text(script)
+            (folder / "token").write_text(TOKEN)
+            (folder / "token").chmod(0o600)
+        _, other = two.torchrun("mine.py")
+        copies = two.folders[1] / "run" / "checkpoints"
+        until(lambda: len(list(copies.glob("*.json"))) > 1, "two checkpoints are copied", 120)
+        two.kill(0)
+        until(lambda: "goes on on this host with " in two.said(1), "host 1 says what is left", 90)
+        assert two.ended(other) != 0
+        line = two.said(1).partition("goes on on this host with ")[2].splitlines()[0]
+        assert line == "the same script, where train is given folder='run' and resume=True"
+        (two.folders[1] / "mine.py").write_text(script.replace('folder="run"', 'folder="run", resume=True'))
+        assert two.ended(two.start(1, sys.executable, "mine.py")) == 0, two.said(1)
+        summary = summary_of(two, host=1)
+        assert [summary[key] for key in ("status", "num_workers", "num_samples")] == ["DONE", 2, 4000]
+        replay = two.start(1, sys.executable, "-m", "asyncsgd", "replay", "run", "--task", "mine:Line")
+        assert two.ended(replay) == 0
+        assert "identical" in two.said(1)
+
+
+@pytest.mark.hosts
 def test_three_hosts_of_which_one_is_lost_and_one_has_other_instructions(flags, tmp_path):
     """The record names the hardware of each worker, and the replay asks for no more bits than it can have."""
     tokens = [TOKEN] * 3

@@ -6,10 +6,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shlex
 import signal
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, NoReturn
@@ -87,15 +86,20 @@ class Here(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def follow_leader(
-    run: Run, launch: Launch, context: ForkServerContext, typed: Collection[str] = frozenset(), command: str = ""
+    run: Run,
+    launch: Launch,
+    context: ForkServerContext,
+    *,
+    goes_on: Callable[[Path], str],
+    typed: Collection[str] = frozenset(),
 ) -> NoReturn:
     """Take part in the run that rank 0 on another host leads, and end the process.
 
     Args:
         run: as this host has understood it; not prepared.
         context: a fork server.
+        goes_on: says with what the run goes on from the folder of a mirror.
         typed: see `as_led`.
-        command: that trains such a task, for a message.
     """
     end_with_launcher(leads=False)
     this_host = ThisHost.of_torchrun(launch)
@@ -128,7 +132,7 @@ def follow_leader(
                 is_done = member.stay(lambda: _GOES_ON if launch.is_elastic else _LEFT_THERE)
             else:
                 keeper.start()
-                is_done = member.stay(lambda: _GOES_ON if launch.is_elastic else _left_here(keeper, command))
+                is_done = member.stay(lambda: _GOES_ON if launch.is_elastic else _left_here(keeper, goes_on))
         if launch.is_elastic and not is_done:
             raise RunError(f"{this_host.leader}, which leads, has stopped the run before it was done")
     except RunError as error:
@@ -152,13 +156,12 @@ def _keeper_of(run: Run, member: Member, received: Received) -> Keeper:
     return Keeper(member.mirror(), path, events)
 
 
-def _left_here(keeper: Keeper, command: str) -> str:
+def _left_here(keeper: Keeper, goes_on: Callable[[Path], str]) -> str:
     """What a mirror says of what is left of a run."""
     if keeper.last is None:
         return f"{_LEFT_THERE}. No checkpoint had come to {keeper.folder} yet"
     return (
-        f"a copy of it up to checkpoint {keeper.last} lies here, and goes on on this host with "
-        f"{command} --resume {shlex.quote(str(keeper.folder))}"
+        f"a copy of it up to checkpoint {keeper.last} lies here, and goes on on this host with {goes_on(keeper.folder)}"
     )
 
 

@@ -80,7 +80,10 @@ class TaskScript:
             if launch.leads_host:
                 from asyncsgd.run.other_host import follow_leader
 
-                follow_leader(here, launch, context, parsed.given, typed.line)
+                def goes_on(folder: Path) -> str:
+                    return f"{typed.line} --resume {shlex.quote(str(folder))}"
+
+                follow_leader(here, launch, context, goes_on=goes_on, typed=parsed.given)
         if not launch.leads:
             for number in (signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)  # rank 0 hears it and stops the others in good order
