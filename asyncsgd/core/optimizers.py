@@ -16,11 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer as TorchOptimizer
 
 from asyncsgd.core.flat import Layout
 from asyncsgd.errors import UsageError, is_out_of_memory, nearest
 
-BuildOptimizer = Callable[[Iterable[dict[str, Any]]], torch.optim.Optimizer]
+ParameterGroup = dict[str, Any]
+"""A parameter group of a torch optimizer: tensors and their settings, by torch's names."""
+BuildOptimizer = Callable[[Iterable[ParameterGroup]], TorchOptimizer]
 """Makes a torch optimizer from parameter groups, each with ``params``, ``weight_decay`` and ``lr``, the peak learning
 rate. If the optimizer steps tensor by tensor, a group also has the tensors' names, ``param_names``."""
 
@@ -32,7 +35,7 @@ class SGD:
     momentum: float = 0.0
     """mu of v <- mu v + g, x <- x - eta v; 0 for none."""
 
-    def __call__(self, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
+    def __call__(self, groups: Iterable[ParameterGroup]) -> TorchOptimizer:
         return torch.optim.SGD(groups, momentum=self.momentum, fused=True)
 
 
@@ -44,7 +47,7 @@ class AdamW:
     betas: tuple[float, float] = (0.9, 0.999)
     """The rates at which the means of gradients and of their squares forget, each in [0, 1)."""
 
-    def __call__(self, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
+    def __call__(self, groups: Iterable[ParameterGroup]) -> TorchOptimizer:
         return torch.optim.AdamW(groups, betas=self.betas, fused=True)
 
 
@@ -102,9 +105,9 @@ class Optimizer:
         self._clipped: Tensor | None = None
         self.norm: float | None = None
         """The Euclidean norm of the last direction, before it was clipped; None if nothing is clipped."""
-        groups: list[dict[str, Any]] = []
+        groups: list[ParameterGroup] = []
         for tensors, decay, first in ((decayed, weight_decay, 0), (undecayed, 0.0, len(decayed))):
-            group: dict[str, Any] = {"params": tensors, "weight_decay": decay, "lr": peak}
+            group: ParameterGroup = {"params": tensors, "weight_decay": decay, "lr": peak}
             if tensor_by_tensor:
                 group["param_names"] = list(self._layout.names[first : first + len(tensors)])
             if tensors:
@@ -114,7 +117,7 @@ class Optimizer:
             self._optimizer = build(
                 groups or [{"params": [nn.Parameter(torch.zeros(0, 0))], "weight_decay": 0.0, "lr": peak}]
             )
-        if not isinstance(self._optimizer, torch.optim.Optimizer):
+        if not isinstance(self._optimizer, TorchOptimizer):
             raise TypeError("it makes no torch optimizer from parameter groups")
         self._optimizer.register_load_state_dict_pre_hook(self._split_as_saved)
         self._ratios = _ratios(self._optimizer, without_rate, peak)
@@ -192,7 +195,7 @@ class Optimizer:
                     else:  # how many steps it has taken
                         optimizer.state[tensor][key] = value.clone()
 
-    def _split_as_saved(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    def _split_as_saved(self, optimizer: TorchOptimizer, state: dict[str, Any]) -> None:
         """Step tensor by tensor if the optimizer did whose `state` is loaded next; torch calls it."""
         if "apart" in state["param_groups"][0] and not self._tensor_by_tensor:
             self._split_into_tensors()
@@ -247,28 +250,28 @@ class Optimizer:
 
 
 @contextlib.contextmanager
-def _groups_without_rate() -> Iterator[list[dict[str, Any]]]:
+def _groups_without_rate() -> Iterator[list[ParameterGroup]]:
     """A context that collects the parameter groups which torch optimizers are given without a learning rate.
 
     Torch gives those the default of their class, and afterwards nobody can tell that number from one that was written.
     So a method of `torch.optim.Optimizer` is replaced within the context.
     """
-    without_rate: list[dict[str, Any]] = []
-    add = torch.optim.Optimizer.add_param_group
+    without_rate: list[ParameterGroup] = []
+    add = TorchOptimizer.add_param_group
 
-    def noting(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+    def noting(optimizer: TorchOptimizer, group: ParameterGroup) -> None:
         if "lr" not in group:
             without_rate.append(group)
         add(optimizer, group)
 
-    torch.optim.Optimizer.add_param_group = noting  # type: ignore[assignment, method-assign]
+    TorchOptimizer.add_param_group = noting  # type: ignore[assignment, method-assign]
     try:
         yield without_rate
     finally:
-        torch.optim.Optimizer.add_param_group = add  # type: ignore[method-assign]
+        TorchOptimizer.add_param_group = add  # type: ignore[method-assign]
 
 
-def _ratios(optimizer: torch.optim.Optimizer, without_rate: Iterable[dict[str, Any]], peak: float) -> list[float]:
+def _ratios(optimizer: TorchOptimizer, without_rate: Iterable[ParameterGroup], peak: float) -> list[float]:
     """The share of the learning rate at which each group steps. It is 1 for a group that was given no rate of its own,
     which then has the default of the optimizer's class.
 

@@ -317,14 +317,10 @@ class RunningStatistics:
         self.reestimated = None
         self.values.copy_(values)
 
-    def use_memory(self, values: Tensor, moved: Tensor | None = None) -> None:
-        """Keep `values` and `moved` in the memory of these tensors from here on. The statistics of now are copied
-        there.
-        """
+    def use_memory(self, values: Tensor) -> None:
+        """Keep `values` in the memory of this tensor from here on. The statistics of now are copied there."""
         values.copy_(self.values)
         self.values = values
-        if moved is not None:
-            self.moved = moved
 
     def restored(self) -> None:
         self.put(self.values)

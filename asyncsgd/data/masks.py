@@ -17,6 +17,7 @@ import functools
 from typing import ClassVar, NamedTuple
 
 import numpy as np
+from numpy.random import Generator
 
 from asyncsgd.settings.choices import Named
 
@@ -46,7 +47,7 @@ class Sample(NamedTuple):
 class Strategy(Named):
     """How the tokens to predict are chosen."""
 
-    def choose(self, sample: Sample, probability: float, generator: np.random.Generator) -> np.ndarray:
+    def choose(self, sample: Sample, probability: float, generator: Generator) -> np.ndarray:
         """Choose about this share of a sample's tokens. The result must follow from the sample and what is drawn.
 
         Returns:
@@ -61,7 +62,7 @@ class ByToken(Strategy):
 
     name: ClassVar[str] = "token"
 
-    def choose(self, sample: Sample, probability: float, generator: np.random.Generator) -> np.ndarray:
+    def choose(self, sample: Sample, probability: float, generator: Generator) -> np.ndarray:
         draws = generator.random(len(sample.ids))
         return _below(draws, probability)
 
@@ -72,7 +73,7 @@ class ByWord(Strategy):
 
     name: ClassVar[str] = "word"
 
-    def choose(self, sample: Sample, probability: float, generator: np.random.Generator) -> np.ndarray:
+    def choose(self, sample: Sample, probability: float, generator: Generator) -> np.ndarray:
         words, first = sample.words()
         draws = generator.random(len(words))
         is_chosen = _below(draws[first], probability)
@@ -102,7 +103,7 @@ class ByCandidate(Strategy):
     """Share of the chosen tokens that come from words with a candidate, in [0, 1]; on average, since a number of tokens
     is whole. The rest comes from all words that are left."""
 
-    def choose(self, sample: Sample, probability: float, generator: np.random.Generator) -> np.ndarray:
+    def choose(self, sample: Sample, probability: float, generator: Generator) -> np.ndarray:
         words = _Words(sample)
         draws = generator.random(len(sample.ids))
         budget = int(_below(draws, probability).sum())
@@ -151,7 +152,7 @@ class _Words:
         """The words of which nothing is chosen."""
         return self.all[self._next == self._first]
 
-    def take(self, words: np.ndarray, limit: int, generator: np.random.Generator) -> None:
+    def take(self, words: np.ndarray, limit: int, generator: Generator) -> None:
         """Choose `limit` tokens of some words, or all they have."""
         rest = generator.permutation(words) if limit else words
         while limit and len(rest):
@@ -184,7 +185,7 @@ class Masking:
     vocabulary_size: int
     special_ids: tuple[int, ...]
 
-    def __call__(self, sample: Sample, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(self, sample: Sample, generator: Generator) -> tuple[np.ndarray, np.ndarray]:
         """Return (masked ids `(L,)`, positions `(M,)`, M >= 1) of one sample, both new."""
         chosen = self.strategy.choose(sample, self.probability, generator)
         positions = np.flatnonzero(chosen)

@@ -9,6 +9,7 @@ import enum
 import zlib
 
 import numpy as np
+from numpy.random import Generator, Philox
 
 
 class Purpose(enum.IntEnum):
@@ -22,7 +23,7 @@ class Purpose(enum.IntEnum):
     ITEM = 6
 
 
-def generator(seed: int, purpose: Purpose, stream: int = 0, position: int = 0) -> np.random.Generator:
+def generator(seed: int, purpose: Purpose, stream: int = 0, position: int = 0) -> Generator:
     """Return the generator at `position` of `stream`; up to 2^64 draws do not reach the next position.
 
     >>> generator(0, Purpose.MASK, 0, 7).random() == generator(0, Purpose.MASK, 0, 7).random()
@@ -31,8 +32,8 @@ def generator(seed: int, purpose: Purpose, stream: int = 0, position: int = 0) -
     stream_of_purpose = int(purpose) << 32 | stream
     key = np.array([seed % 2**64, stream_of_purpose], dtype=np.uint64)
     counter = np.array([0, position, 0, 0], dtype=np.uint64)
-    bits = np.random.Philox(key=key, counter=counter)
-    return np.random.Generator(bits)
+    bits = Philox(key=key, counter=counter)
+    return Generator(bits)
 
 
 def dropout_seed(seed: int, stream: int, index: int, part: int = 0) -> int:

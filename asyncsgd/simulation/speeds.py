@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.random import Generator, Philox
 
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import read_events
@@ -41,11 +42,11 @@ class Streams:
 
     def __init__(self, seed: int, purpose: int) -> None:
         key = np.array([seed % 2**64, purpose], dtype=np.uint64)
-        self._bits = np.random.Philox(key=key)
-        self._generator = np.random.Generator(self._bits)
+        self._bits = Philox(key=key)
+        self._generator = Generator(self._bits)
         self._state: Any = self._bits.state
 
-    def at(self, worker: int = 0, position: int = 0, part: int = 0) -> np.random.Generator:
+    def at(self, worker: int = 0, position: int = 0, part: int = 0) -> Generator:
         """Return the generator, valid until the next call."""
         self._state["state"]["counter"][:] = (0, position, worker, part)
         self._bits.state = self._state
@@ -138,7 +139,7 @@ class Speeds(Named):
 
         return Sampler(num_workers, block)
 
-    def draw(self, generator: np.random.Generator, n: int, worker: int) -> float | Floats:
+    def draw(self, generator: Generator, n: int, worker: int) -> float | Floats:
         """Return the next `n` seconds of `worker`, `(n,)` or one number for all of them, all from `generator`.
 
         A block is always drawn whole and alone: numpy's vector code may give other last bits at another position of
@@ -154,7 +155,7 @@ class Constant(Speeds):
     seconds: float = parameter(1.0, above=0)
     """Of every gradient."""
 
-    def draw(self, generator: np.random.Generator, n: int, worker: int) -> float:
+    def draw(self, generator: Generator, n: int, worker: int) -> float:
         return self.seconds
 
 
@@ -167,7 +168,7 @@ class Power(Speeds):
     seconds: float = parameter(1.0, above=0)
     """Those of worker 0."""
 
-    def draw(self, generator: np.random.Generator, n: int, worker: int) -> float:
+    def draw(self, generator: Generator, n: int, worker: int) -> float:
         return self.seconds * (worker + 1.0) ** self.exponent
 
 
@@ -203,7 +204,7 @@ class Exponential(Speeds):
     mean: float = parameter(1.0, above=0)
     """In seconds."""
 
-    def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
+    def draw(self, generator: Generator, n: int, worker: int) -> Floats:
         return self.mean * generator.standard_exponential(n)
 
 
@@ -220,7 +221,7 @@ class ShiftedExponential(Speeds):
     mean: float = parameter(1.0, above=0)
     """Of E, in seconds."""
 
-    def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
+    def draw(self, generator: Generator, n: int, worker: int) -> Floats:
         return self.shift + self.mean * generator.standard_exponential(n)
 
 
@@ -237,7 +238,7 @@ class HalfNormal(Speeds):
     offset: float = parameter(1.0, at_least=0)
     """In seconds."""
 
-    def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
+    def draw(self, generator: Generator, n: int, worker: int) -> Floats:
         least = self.offset + math.sqrt(worker)
         deviation = math.sqrt(worker + 1)
         return least + deviation * np.abs(generator.standard_normal(n))
@@ -255,7 +256,7 @@ class LogNormal(Speeds):
     mean: float = parameter(1.0, above=0)
     """In seconds."""
 
-    def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
+    def draw(self, generator: Generator, n: int, worker: int) -> Floats:
         logarithms = self.sigma * generator.standard_normal(n) - self.sigma**2 / 2
         return self.mean * np.exp(logarithms)
 
@@ -273,7 +274,7 @@ class Pareto(Speeds):
     mean: float = parameter(1.0, above=0)
     """In seconds."""
 
-    def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
+    def draw(self, generator: Generator, n: int, worker: int) -> Floats:
         least = self.mean * (self.shape - 1) / self.shape
         return least * np.exp(generator.standard_exponential(n) / self.shape)
 
@@ -295,7 +296,7 @@ class Outages(Speeds):
     down: float = parameter(10.0, above=0)
     """Mean seconds from a failure to its repair."""
 
-    def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
+    def draw(self, generator: Generator, n: int, worker: int) -> Floats:
         num_outages = generator.poisson(self.seconds / self.up, n)
         exponentials = generator.standard_gamma(num_outages)  # a sum of K Exp(1); 0 for K = 0
         return self.seconds + self.down * exponentials
@@ -310,7 +311,7 @@ class Infinite(Speeds):
     seconds: float = parameter(1.0, above=0)
     """Of every other gradient."""
 
-    def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
+    def draw(self, generator: Generator, n: int, worker: int) -> Floats:
         is_lost = generator.random(n) < self.probability
         return np.where(is_lost, math.inf, self.seconds)
 
