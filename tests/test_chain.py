@@ -17,9 +17,10 @@ from gallery import write_tables
 import sweep as sweep_script
 from analysis.scores import by_seed
 from asyncsgd.errors import UsageError
+from asyncsgd.studies.check import check
 from asyncsgd.studies.plan import make_plan
 from asyncsgd.studies.runs import STAGES
-from asyncsgd.studies.study_folder import StudyFolder, check
+from asyncsgd.studies.study_folder import StudyFolder
 
 SYNC = {"mode": "sync"}
 ASYNC = {"mode": "async"}

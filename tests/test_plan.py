@@ -13,11 +13,11 @@ from refusals import refused
 
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.task import task_flags
+from asyncsgd.studies.check import check
 from asyncsgd.studies.config import ENDPOINTS, read_config
 from asyncsgd.studies.overlay import quick_of
 from asyncsgd.studies.plan import make_plan, sha256_of, share
 from asyncsgd.studies.runs import STAGES
-from asyncsgd.studies.study_folder import check
 from asyncsgd.tasks import task_class
 
 FLAGS = task_flags(task_class("masked_lm"))

@@ -26,12 +26,13 @@ from asyncsgd.scripts.base import Typed, go_offline, run_script
 from asyncsgd.settings.flags import Parser
 from asyncsgd.settings.numbers import out_of_bounds, shortened, whole_number
 from asyncsgd.settings.shipped import config_file, config_names
+from asyncsgd.studies.check import check
 from asyncsgd.studies.config import read_config
 from asyncsgd.studies.overlay import quick_of, text_of, with_setting
 from asyncsgd.studies.plan import StudyPlan, make_plan, share
 from asyncsgd.studies.runs import STAGES
 from asyncsgd.studies.stages import carry_out, fork_server_for
-from asyncsgd.studies.study_folder import StudyFolder, check, locked
+from asyncsgd.studies.study_folder import StudyFolder, locked
 
 SUMMARY = str(__doc__).partition("\n")[0]
 EXAMPLE = """\

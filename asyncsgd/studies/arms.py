@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
+from types import MappingProxyType
 from typing import Any, Literal
 
 from asyncsgd.errors import UsageError
@@ -16,6 +17,7 @@ from asyncsgd.studies.config import (
     ComparisonsConfig,
     Conditions,
     Config,
+    GivenSettings,
     Settings,
     fill_in,
     grid_of,
@@ -25,8 +27,8 @@ from asyncsgd.studies.config import (
 from asyncsgd.tasks import class_named
 
 NOT_A_VARIANT = frozenset(("mode", "rule", *CONDITION_KEYS, "batch_size", "seed"))
-"""Settings in which the reference arms of a group cannot differ: those of the algorithm, and those that a group shares.
-A group is the arms of one condition and one batch size. Reference arms are told apart by any other setting.
+"""Settings by which reference arms of one group are not told apart: those of the algorithm, and those that all arms of
+a group share. A group is the arms of one condition and one batch size.
 """
 
 Loop = Literal["library", "naive"]
@@ -35,16 +37,14 @@ Loop = Literal["library", "naive"]
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """An algorithm under one condition.
-
-    `settings` is what the arm sets beside the base, placeholders filled in; `trials` is what tuning tries on top of it,
-    empty where nothing is tuned.
-    """
+    """An algorithm under one condition."""
 
     name: str
     algorithm: str
-    settings: Mapping[str, Any]
-    trials: tuple[Mapping[str, Any], ...] = ()
+    settings: GivenSettings
+    """What the arm sets beside `base`, with placeholders filled in."""
+    trials: tuple[GivenSettings, ...] = ()
+    """What tuning tries on top of them; empty where nothing is tuned."""
     task: str = "masked_lm"
     loop: Loop = "library"
 
@@ -58,8 +58,8 @@ class Arm:
         return self.settings.get("nproc", 1), self.settings.get("clock", "measured")
 
 
-def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a run gets. The virtual clock has no all-reduce, so there mode `sync` becomes the rule
+def resolve(values: GivenSettings) -> Settings:
+    """The settings that a run gets, new. The virtual clock has no all-reduce, so there mode `sync` becomes the rule
     `synchronous`, which steps along the same mean. With another rule mode `sync` is left as it is, and refused later.
 
     >>> resolve({"mode": "sync", "clock": "virtual", "nproc": 4})
@@ -73,8 +73,8 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
     return resolved
 
 
-def checked_settings(where: str, values: Mapping[str, Any], task: str = "masked_lm") -> dict[str, Any]:
-    """All settings of a run of a task that `values` make, converted to their types."""
+def checked_settings(where: str, values: GivenSettings, task: str = "masked_lm") -> Settings:
+    """All settings of a run of a task, converted to their types: those in `values`, and the defaults of the others."""
     try:
         flags = task_flags(class_named(task))
         return dict(flags.flatten(flags.make(values)))
@@ -82,15 +82,21 @@ def checked_settings(where: str, values: Mapping[str, Any], task: str = "masked_
         raise UsageError(f"{where}: {error}") from error
 
 
-def settings_of_arm(arm: Arm, base: Mapping[str, Any], trial: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def converted(where: str, given: GivenSettings, task: str, beside: GivenSettings = MappingProxyType({})) -> Settings:
+    """The settings in `given` alone, converted to their types. They are checked together with those in `beside`."""
+    all_settings = checked_settings(where, {**beside, **given}, task)
+    return {key: all_settings[key] for key in given}
+
+
+def settings_of_arm(arm: Arm, base: GivenSettings, trial: GivenSettings = MappingProxyType({})) -> Settings:
     """All settings of the runs of an arm, or of one of its trials."""
-    return checked_settings(f"arm {arm.name}", resolve({**base, **arm.settings, **(trial or {})}), arm.task)
+    return checked_settings(f"arm {arm.name}", resolve({**base, **arm.settings, **trial}), arm.task)
 
 
 def arms_of(
-    config: Config, base: Mapping[str, Any], task: str, *, is_tuned_before: bool, is_tuned_after: bool
+    config: Config, base: GivenSettings, task: str, *, is_tuned_before: bool, is_tuned_after: bool
 ) -> tuple[Arm, ...]:
-    """Every algorithm under every condition, or under its own, but for those that `exclude` takes out.
+    """Every algorithm under every condition, or under conditions of its own, without those that `exclude` takes out.
 
     Args:
         task: what all of them learn.
@@ -100,11 +106,13 @@ def arms_of(
     """
     excluded = [settings_of(entry, "exclude", ()) for entry in config.exclude]
     unmatched = excluded
+    # (algorithm, condition, settings, trials) of every arm, before the arms have names
     points = []
     for condition, algorithm in _conditions_and_algorithms(config):
         where = f"algorithms.{algorithm}"
         given = config.algorithms[algorithm]
-        own = settings_of({key: given[key] for key in given if key not in ("tune", "conditions")}, where)
+        own_keys = {key: given[key] for key in given if key not in ("tune", "conditions")}
+        own = settings_of(own_keys, where)
         all_keys = {"algorithm": algorithm, **base, **condition, **own}
         matching = [entry for entry in excluded if all(all_keys.get(key) == entry[key] for key in entry)]
         unmatched = [entry for entry in unmatched if entry not in matching]
@@ -126,8 +134,9 @@ def arms_of(
     )
     counts = {arm.name: len(arm.trials) for arm in arms}
     is_tuned = bool(arms[0].trials) or is_tuned_before or is_tuned_after
-    # trials are run on the tuning seeds, so the one is nothing without the other
-    if len(set(counts.values())) > 1 or is_tuned != bool(config.tuning.seeds):
+    has_tuning_seeds = bool(config.tuning.seeds)
+    # Trials are run on the tuning seeds, so a config has both or neither.
+    if len(set(counts.values())) > 1 or is_tuned != has_tuning_seeds:
         raise UsageError(
             "tuning: every arm needs as many trials as any other, one or more, and seeds to run them on; write "
             "tuning: {grid: ..., seeds: [0]}, or tune: into every algorithm, or take tuning out; got "
@@ -148,7 +157,8 @@ def arms_of_comparisons(config: ComparisonsConfig) -> list[Arm]:
 
 def arms_of_grid(config: ComparisonsConfig) -> list[Arm]:
     """The points of the grid, each of every model."""
-    if (grid := config.grid) is None:
+    grid = config.grid
+    if grid is None:
         return []
     axes = {"learning_rate": grid.learning_rate, "batch_size": grid.batch_size, "seq_len": grid.seq_len}
     arms = []
@@ -168,8 +178,8 @@ def _of_model(config: ComparisonsConfig, name: str, model: str, settings: Settin
 
 
 def _conditions_and_algorithms(config: Config) -> list[tuple[Settings, str]]:
-    """Every condition with the algorithms that it is for; one may have conditions of its own, e.g. one process at two
-    batch sizes beside several workers.
+    """Every condition with each algorithm that it is for. An algorithm may have conditions of its own, e.g. one process
+    at two batch sizes, where the others have several workers.
     """
     own = {name: given["conditions"] for name, given in config.algorithms.items() if "conditions" in given}
     shared = _conditions(config.conditions, "conditions")
@@ -181,11 +191,12 @@ def _conditions_and_algorithms(config: Config) -> list[tuple[Settings, str]]:
 
 
 def _conditions(given: Any, where: str) -> list[Settings]:
+    """The conditions that a config's `conditions` stand for: a block of settings, or a list of such blocks."""
     blocks = given if isinstance(given, list) else [given]
     return [condition for block in blocks for condition in crossed(settings_of(block, where))]
 
 
-def crossed(settings: Mapping[str, Any]) -> list[Settings]:
+def crossed(settings: GivenSettings) -> list[Settings]:
     """The settings of each combination of the values that are lists.
 
     >>> crossed({"nproc": [2, 4], "clock": "virtual"})
@@ -197,10 +208,11 @@ def crossed(settings: Mapping[str, Any]) -> list[Settings]:
 
 def filled(values: Settings, nproc: Any, where: str) -> Settings:
     """The settings with their placeholders filled in."""
-    return {
-        key: fill_in(value, nproc, f"{where}.{key}") if isinstance(value, str) else value
-        for key, value in values.items()
-    }
+    settings = dict(values)
+    for key, value in values.items():
+        if isinstance(value, str):
+            settings[key] = fill_in(value, nproc, f"{where}.{key}")
+    return settings
 
 
 def _names(points: Sequence[tuple[str, Settings, Settings, Any]]) -> list[str]:
@@ -230,34 +242,44 @@ def _varying_keys(conditions: Sequence[Settings]) -> list[str]:
 
 
 def _arm_of(
-    name: str, algorithm: str, given: Settings, trials: Sequence[Settings], base: Mapping[str, Any], task: str
+    name: str, algorithm: str, given: Settings, trials: Sequence[Settings], base: GivenSettings, task: str
 ) -> Arm:
-    """The arm with values of the types that settings have, all of them valid now and not after hours."""
+    """The arm with its settings converted to their types. They are checked now, and not when its runs start, which may
+    be hours later.
+    """
     settings: Settings = {}
     typed_trials = []
     for trial in trials or ({},):
         values = {**base, **given, **trial}
         resolved = resolve(values)
         all_settings = checked_settings(f"arm {name}", resolved, task)
-        # What the arm gives, and what `resolve` has changed: the same in every trial, which changes neither.
-        settings = {key: all_settings[key] for key in resolved if key in given or resolved[key] != values.get(key)}
+        # The settings of the arm are those that it gives and those that `resolve` has changed. Both are the same in
+        # every trial: a trial tunes no setting that `resolve` changes, and what it tunes comes on top.
+        changed = [key for key in resolved if resolved[key] != values.get(key)]
+        settings = {key: all_settings[key] for key in resolved if key in given or key in changed}
         typed_trials.append({key: all_settings[key] for key in trial})
     return Arm(name, algorithm, settings, tuple(typed_trials) if trials else (), task)
 
 
-def differing(settings: Iterable[Mapping[str, Any]], ignored: Set[str] = NOT_A_VARIANT) -> list[str]:
-    """The settings that are not the same in all arms, without those that are `ignored`.
+def differing(settings: Iterable[GivenSettings], ignored: Set[str] = NOT_A_VARIANT) -> list[str]:
+    """The names of the settings that are not the same in all of `settings`, without those that are `ignored`.
 
     >>> differing([{"mode": "sync", "warmup": 0}, {"mode": "sync", "warmup": 80}])
     ['warmup']
     """
     of_arms = list(settings)
-    keys = sorted(set().union(*of_arms) - ignored)
-    return [key for key in keys if len({str(one.get(key)) for one in of_arms}) > 1]
+    varying = []
+    for key in sorted(set().union(*of_arms) - ignored):
+        values = {str(each.get(key)) for each in of_arms}
+        if len(values) > 1:
+            varying.append(key)
+    return varying
 
 
-def references_of(arms: Sequence[Arm], base: Mapping[str, Any], algorithm: str) -> dict[str, str]:
-    """Arm -> the reference arm that it is compared with; without those that have none, or more than one."""
+def references_of(arms: Sequence[Arm], base: GivenSettings, algorithm: str) -> dict[str, str]:
+    """Arm -> the reference arm that it is compared with: the one of its group that agrees with it in every setting by
+    which the reference arms of that group differ. Arms with no such reference arm, or with several, are left out.
+    """
     conditions = {}
     for arm in arms:
         settings = settings_of_arm(arm, base)
@@ -265,16 +287,17 @@ def references_of(arms: Sequence[Arm], base: Mapping[str, Any], algorithm: str) 
         conditions[arm.name] = [settings.get(key) for key in (*CONDITION_KEYS, "batch_size")]
     references = {}
     for arm in arms:
-        fitting = [one for one in arms if one.algorithm == algorithm and conditions[one.name] == conditions[arm.name]]
-        keys = differing([one.settings for one in fitting])
-        fitting = [one for one in fitting if all(one.settings.get(key) == arm.settings.get(key) for key in keys)]
+        of_group = [one for one in arms if one.algorithm == algorithm and conditions[one.name] == conditions[arm.name]]
+        keys = differing([one.settings for one in of_group])
+        own = [arm.settings.get(key) for key in keys]
+        fitting = [one for one in of_group if [one.settings.get(key) for key in keys] == own]
         if len(fitting) == 1:
             references[arm.name] = fitting[0].name
     return references
 
 
-def flags_of(values: Mapping[str, Any]) -> list[str]:
-    """The words of a command line that give these values by name.
+def flags_of(values: GivenSettings) -> list[str]:
+    """The words of a command line that give these values by name. A value of None gives none, and True its flag alone.
 
     >>> flags_of({"model": "tiny", "class_weights": True, "predictions": None, "eval_data": ("a=1.tsv", "b=2.tsv")})
     ['--model', 'tiny', '--class-weights', '--eval-data', 'a=1.tsv', '--eval-data', 'b=2.tsv']
@@ -282,6 +305,9 @@ def flags_of(values: Mapping[str, Any]) -> list[str]:
     words = []
     for name, value in values.items():
         for each in value if isinstance(value, list | tuple) else [value]:
-            if each is not None:
-                words += [flag_of(name), *([] if each is True else [str(each)])]
+            if each is None:
+                continue
+            words.append(flag_of(name))
+            if each is not True:
+                words.append(str(each))
     return words

@@ -19,28 +19,38 @@
     tuning: {seeds: [0]}
     analysis: {reference: sync}
 
-The stages before the one with the arms are run once a block and shared by all arms. Those after it are run once an arm
-and block. `none` is no arm: its chain leaves the stage out, and the next stage starts from the stage before.
+A seed of the test is a *block*: the runs of all stages and arms on it. The stages before the one with the arms are run
+once a block and shared by all arms. Those after it are run once for each arm and block. `none` is no arm: its chain
+leaves the stage out, and the next stage starts from the stage before.
 
 Every stage may be tuned. On the tuning seeds the chain is run in order, each trial from the chosen trial of the stage
 before on that seed. The stage with the arms is tuned for each arm. A later one is tuned once, on the models of the
 reference, and all arms get what it chose; with ``tune: {each: ...}`` on the models of every arm, for that arm.
 
-A study of two stages, pretraining and fine-tuning, is such a chain: `algorithms` and `base` are the stage with the
-arms, and `finetune` is the last one. So a chain becomes the config of such a study with stages around its arms.
+The config of a study with two stages, pretraining and fine-tuning, is `asyncsgd.studies.config.Config`: `algorithms`
+and `base` are the stage with the arms, and `finetune` is the last stage. `two_stages` turns a chain into such a config
+and a `Chain`, which holds all other stages.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from asyncsgd.errors import UsageError
-from asyncsgd.studies.arms import checked_settings, crossed
-from asyncsgd.studies.config import FINETUNE_SEEDS, FolderPart, Settings, grid_of, settings_of, typed
+from asyncsgd.studies.arms import converted, crossed
+from asyncsgd.studies.config import (
+    FINETUNE_SEEDS,
+    FolderPart,
+    GivenSettings,
+    Settings,
+    grid_of,
+    settings_of,
+    typed,
+)
 from asyncsgd.tasks import task_class
 
 NONE = "none"
@@ -65,9 +75,9 @@ class TuningTarget:
     name: str
     """The key of its chosen trial: an arm, a stage, or ``stage/arm``."""
     task: str
-    settings: Mapping[str, Any]
+    settings: GivenSettings
     """The settings that all its trials share."""
-    trials: tuple[Mapping[str, Any], ...]
+    trials: tuple[GivenSettings, ...]
     folder: str
     """The folder above the folders of all its trials."""
 
@@ -82,17 +92,17 @@ class TuningTarget:
 
 @dataclasses.dataclass(frozen=True)
 class ChainStage:
-    """A stage without arms of its own."""
+    """A stage of a chain that has no arms of its own."""
 
     name: str
     task: str
-    settings: Mapping[str, Any]
+    settings: GivenSettings
     number: int
     """Its place in the chain, from 0."""
-    trials: tuple[Mapping[str, Any], ...] = ()
+    trials: tuple[GivenSettings, ...] = ()
     """What tuning tries; empty where nothing is tuned."""
     each: bool = False
-    """Whether every arm is tuned on models of its own."""
+    """Whether the stage is tuned for every arm, on the models of that arm."""
 
     def tuning_name(self, arm: str) -> str:
         """The name under which this stage is tuned on the models of `arm`; all arms share it unless `each`."""
@@ -133,8 +143,8 @@ class Chain:
     def rounds(self, stage: str) -> int:
         """In how many rounds, at most, the runs of a stage of the plan are started.
 
-        Each stage of the chain waits for the runs of the one before it. A stage that is tuned takes two rounds: its
-        trials, and then the runs that start from the one that was chosen.
+        A stage of the plan may hold several stages of the chain, and each of these waits for the runs of the one before
+        it. One that is tuned takes two rounds: its trials, and then the runs that start from the chosen trial.
         """
         lengths = {"before": 2 * len(self.before), "trial": 2 * len(self.on_tuning_seeds), "after": len(self.after)}
         return max(1, lengths.get(stage, 1))
@@ -142,7 +152,7 @@ class Chain:
     def stage_of(self, folder: str) -> ChainStage | None:
         """The stage of a run outside the stage with the arms, which the run's folder names.
 
-        It is None for the last stage where that is not tuned.
+        None: the run is of a last stage that is not tuned, which is no `ChainStage`.
         """
         kind, name, *_ = folder.split("/")
         if kind == "finetune":
@@ -151,8 +161,8 @@ class Chain:
         return next(stage for stage in stages if stage is not None and stage.name == name)
 
 
-def two_stages(given: Mapping[str, Any]) -> tuple[dict[str, Any], Chain]:
-    """The config of the study of two stages that a chain is, and the stages around them.
+def two_stages(given: GivenSettings) -> tuple[Settings, Chain]:
+    """Turn the config of a chain into the config of a study with two stages and the chain's other stages.
 
     Raises:
         UsageError: naming the stage and what to write instead.
@@ -163,8 +173,9 @@ def two_stages(given: Mapping[str, Any]) -> tuple[dict[str, Any], Chain]:
     >>> config["algorithms"], config["finetune"], chain.task
     ({'sync': {}}, {'epochs': 1, 'task': 'classification', 'baseline': True}, 'classification')
     """
-    if unwanted := [key for key in KEYS_OF_TWO_STAGES if key in given]:
-        raise UsageError(f"a config with stages has no {unwanted[0]} beside them; write it into a stage")
+    for key in KEYS_OF_TWO_STAGES:
+        if key in given:
+            raise UsageError(f"a config with stages has no {key} beside them; write it into a stage")
     parts = [dict(stage) for stage in typed(given["stages"], Stages, "stages")]
     names = [typed(part.pop("name", None), FolderPart, f"stages[{i}].name") for i, part in enumerate(parts)]
     if len(set(names)) < len(names):
@@ -182,8 +193,9 @@ def two_stages(given: Mapping[str, Any]) -> tuple[dict[str, Any], Chain]:
         raise UsageError(
             f"stages.{chain.on_tuning_seeds[-1].name}: tune needs analysis: {{reference: ARM}}, whose models it tries"
         )
-    if any(stage.each for stage in chain.before):
-        raise UsageError(f"stages.{chain.before[0].name}: tune: {{each: ...}} is for stages after {names[with_arms]}")
+    for stage in chain.before:
+        if stage.each:
+            raise UsageError(f"stages.{stage.name}: tune: {{each: ...}} is for stages after {names[with_arms]}")
     config = {key: value for key, value in given.items() if key != "stages"}
     config |= _keys_of_arms(parts[with_arms], f"stages.{names[with_arms]}", given.get("tuning", {}))
     has_none = config["algorithms"].pop(NONE, None) is not None
@@ -197,9 +209,10 @@ def two_stages(given: Mapping[str, Any]) -> tuple[dict[str, Any], Chain]:
 def _stages_without_arms(
     parts: Sequence[Settings], names: Sequence[str], with_arms: int
 ) -> tuple[list[str], list[ChainStage]]:
-    """The task of every stage, and the stages that are neither the one with the arms nor a last one without trials.
+    """The task of every stage, and each stage that becomes a `ChainStage`: all but the one with the arms, and but the
+    last one unless that is tuned.
 
-    Their keys `task` and `tune` are taken out of `parts`.
+    The keys `task` and `tune` are taken out of `parts`.
     """
     last = len(parts) - 1
     tasks: list[str] = []
@@ -211,17 +224,21 @@ def _stages_without_arms(
             raise UsageError(f"{where}: {task} cannot start from {tasks[-1]}, the task of the stage before")
         tasks.append(task)
         for keys, owner in ((KEYS_OF_STAGE_WITH_ARMS, with_arms), (KEYS_OF_LAST_STAGE, last)):
-            if number != owner and (wrong := [key for key in keys if key in part]):
-                raise UsageError(f"{where}: {wrong[0]} is for the stage {names[owner]}; take it out")
+            for key in keys:
+                if key in part and number != owner:
+                    raise UsageError(f"{where}: {key} is for the stage {names[owner]}; take it out")
         if number and "model" in part:
             raise UsageError(f"{where}: its model is that of the stage before; take model out")
-        if number != with_arms and (number != last or "tune" in part):
+        is_last_untuned = number == last and "tune" not in part
+        if number != with_arms and not is_last_untuned:
             stages.append(_stage(name, task, part, number))
     return tasks, stages
 
 
-def _keys_of_arms(part: Settings, where: str, tuning: Settings) -> dict[str, Any]:
-    """The keys that the stage with the arms has in a config of two stages; `NONE` is one of its algorithms still."""
+def _keys_of_arms(part: Settings, where: str, tuning: Settings) -> Settings:
+    """What the stage with the arms, `part`, is in the config of a study with two stages. Its `algorithms` still have
+    `NONE`. The keys that are no settings are taken out of `part`.
+    """
     arms = typed(part.pop("arms"), dict[FolderPart, Settings | None], f"{where}.arms")
     if arms.get(NONE):
         raise UsageError(f"{where}: the arm none leaves the stage out, so it has no settings")
@@ -235,8 +252,8 @@ def _keys_of_arms(part: Settings, where: str, tuning: Settings) -> dict[str, Any
     return config
 
 
-def _stage_with_arms(parts: Sequence[Mapping[str, Any]], names: Sequence[str]) -> int:
-    """The place of the stage in which the arms differ."""
+def _stage_with_arms(parts: Sequence[GivenSettings], names: Sequence[str]) -> int:
+    """The number, from 0, of the one stage that has arms."""
     numbers = [number for number, part in enumerate(parts) if "arms" in part]
     if len(numbers) != 1 or numbers[0] == len(parts) - 1:
         having = ", ".join(names[number] for number in numbers) or "none"
@@ -253,11 +270,9 @@ def _stage(name: str, task: str, part: Settings, number: int) -> ChainStage:
     tune = part.pop("tune", None)
     each = isinstance(tune, dict) and list(tune) == ["each"]
     given = {key: value for key, value in part.items() if key not in KEYS_OF_LAST_STAGE}
-    settings = settings_of(given, where, ("seed", "patience"))
-    all_settings = checked_settings(where, settings, task)
-    known = {key: all_settings[key] for key in settings}
+    settings = converted(where, settings_of(given, where, ("seed", "patience")), task)
     trials = []
-    for trial in [] if tune is None else crossed(grid_of(tune["each"] if each else tune, f"{where}.tune")):
-        typed_trial = checked_settings(where, {**settings, **trial}, task)
-        trials.append({key: typed_trial[key] for key in trial})
-    return ChainStage(name, task, known, number, tuple(trials), each)
+    if tune is not None:
+        grid = grid_of(tune["each"] if each else tune, f"{where}.tune")
+        trials = [converted(where, trial, task, beside=settings) for trial in crossed(grid)]
+    return ChainStage(name, task, settings, number, tuple(trials), each)

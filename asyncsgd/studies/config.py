@@ -17,6 +17,9 @@ from asyncsgd.settings.shipped import CONFIGS, config_file
 from asyncsgd.settings.yaml_reader import read_yaml
 
 Settings = dict[str, Any]
+"""Settings, or other keys of a config, by name."""
+GivenSettings = Mapping[str, Any]
+"""The same where they are read and not changed."""
 SEED_LIMIT = 2**32
 Seed = Annotated[int, Meta(ge=0, lt=SEED_LIMIT)]
 Seeds = Annotated[tuple[Seed, ...], Meta(min_length=1)]
@@ -61,30 +64,35 @@ NOT_TUNED = frozenset(
         *("text_pair_column", "label_column", "label_separator", "labels", "positive", "score", "split"),
     )
 )
-"""Settings that change what is compared, or what it may cost, rather than how well an algorithm does under it."""
+"""Settings that change what is compared, or what it may cost, rather than how well an algorithm does under it. `tech`
+masks candidates only (`asyncsgd.tasks.masked_lm`)."""
 REFUSED = ("seed", "epochs", "patience")
-"""Settings that no part of a config may have. Budgets are in samples or in seconds, so that they are known before data
-are read; the study gives each run its seed."""
+"""Settings that the runs of arms may not have. The study gives each run its seed. Budgets are in samples or in seconds,
+so that they are known before data are read."""
 REFUSED_IN_BASE_MODEL = ("mode", "epochs", "patience")
+"""Those of `base_model`, whose one run may have a seed. Its mode is always single."""
 REFUSED_IN_FINETUNE = ("seed", "model", "patience")
+"""Those of `finetune`, whose runs may have epochs. They start from the models of the study."""
 DECIDED_BY_COMMAND_LINE = ("run_dir", "runs_dir", "overwrite", "track", "predictions")
 """Settings that say where a run writes, which the command line of a study decides."""
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keys of a file and no others."""
+    """Base of the parts of a file, each with the keys that it may have. Any other key is an error."""
 
 
 class Tuning(Keys, frozen=True, kw_only=True):
-    """Which settings are tried, crossed in the order given, for an algorithm that does not say so itself (`tune`)."""
+    """What tuning tries, and on which seeds."""
 
     grid: Grid | None = None
+    """The values that are tried, by setting. They are crossed in the order given. An algorithm may have a grid of its
+    own, under the key `tune`."""
     seeds: Seeds = (0,)
     """A file names one or more. They are empty where a config has no `tuning`, and nothing is tuned."""
 
 
 class NamedCondition(Keys, frozen=True, kw_only=True):
-    """A condition, or what of it is named: None stands for any number of workers, or any clock."""
+    """The condition that a config names. None stands for any number of workers, or for any clock."""
 
     num_workers: int | None = None
     clock: str | None = None
@@ -112,14 +120,15 @@ class Analysis(Keys, frozen=True, kw_only=True):
     reference: str
     control: str | None = None
     """An algorithm whose updates have as few samples as those of an asynchronous one. So a difference from it does not
-    come from the number of updates. It is compared beside the primary family, at equal samples.
+    come from the number of updates. It is compared with the reference at equal samples, and Holm's correction does not
+    count it.
     """
     primary: Primary = Primary()
     differences: dict[str, Difference] = {}
     """By a name; all of them are one family, beside the primary one."""
     alpha: Alpha = 0.05
     margins: dict[str, PositiveFloat] = {}
-    """Of the loss, and of the score after fine-tuning."""
+    """The margin of equivalence of the loss, and that of the score after fine-tuning, by these names."""
     margin_reasons: dict[str, str] = {}
     """Why a margin is what it is. Above 10 % of what the reference improves by, a margin without a reason is not used.
     """
@@ -159,7 +168,7 @@ NOT_PLANNED = AnyConfig.__struct_fields__
 
 
 class Config(AnyConfig, frozen=True, kw_only=True):
-    """A study's file; `asyncsgd.studies.plan` says what its keys mean."""
+    """The file of a study that compares algorithms; `asyncsgd.studies.plan` says what its keys mean."""
 
     algorithms: Annotated[dict[FolderPart, Settings], Meta(min_length=1)]
     name: StudyName = "sweep"
@@ -192,7 +201,8 @@ class Config(AnyConfig, frozen=True, kw_only=True):
                 raise ValueError(f"{key} is for task: {MASKED_LM}, got task: {self.task}; take {key} out")
         if self.base_model is not None and "model" in self.base:
             raise ValueError("base_model makes the model that every run starts from; take model out of base")
-        if (analysis := self.analysis) is None:
+        analysis = self.analysis
+        if analysis is None:
             if self.pilots:
                 raise ValueError("pilots fix the target of an analysis; add analysis: {reference: sync}")
             return
@@ -270,28 +280,29 @@ class Rung(Keys, frozen=True, kw_only=True):
 
     name: str
     box: str
-    """Its line in the checklist of the guide."""
+    """Its line in the checklist of the optimisation guide that the ladder follows; see docs/speed_ladder.md."""
     change: Settings = {}
-    """``{nproc}`` in a text stands for 2 processes, or for one on each GPU; null takes a setting out."""
+    """The settings of the step. ``{nproc}`` in a text stands for the number of processes, which is 2 on a CPU and else
+    one on each GPU. A value of null takes a setting out."""
     same_updates: bool = True
-    """Whether updates stay as they were, up to rounding and what is drawn."""
+    """Whether the step leaves updates as they were, up to rounding and to other random numbers."""
     device: Literal["cpu", "cuda"] | None = None
-    """What it is for; None: both."""
+    """The kind of device that the step is for; None: both."""
     devices: int = 1
-    """It is left out with fewer GPUs, or with fewer cores where there is none."""
+    """How many devices the step needs: GPUs, or cores where there is no GPU. With fewer the rung is left out."""
 
 
 class LadderTask(Keys, frozen=True, kw_only=True):
     """What is learned in a speed ladder, and what its score is judged by."""
 
     data: Annotated[tuple[str, ...], Meta(min_length=1)]
-    """The first of them that is there is taken, else the last."""
+    """Names of data. The first that is there is taken. If none is, the last is taken, which a run then misses."""
     score: str
     """``loss``, of which less is better, or a score of the task."""
     margin: PositiveFloat
-    """Of equivalence, in the unit of the score."""
+    """The margin of equivalence, in the unit of the score."""
     samples: PositiveInt
-    """Of a training of the proof."""
+    """Samples of a training of the proof."""
     settings: Settings = {}
 
 
@@ -309,7 +320,7 @@ class LadderKeys(Keys, frozen=True, kw_only=True):
     """Samples before samples a second are measured; a training of the climb has them besides."""
     eval_samples: PositiveInt
     loss_margin: PositiveFloat
-    """In nats, for the validation checklist."""
+    """How far two losses may differ, in nats, for the guide's validation checklist to be met."""
     leave_out: dict[str, str] = {}
     """Lines of the checklist that are not measured, each with the reason."""
 
@@ -326,7 +337,7 @@ class LadderConfig(AnyConfig, frozen=True, kw_only=True):
     name: StudyName
     base: Settings = {}
     seeds: Seeds
-    """Of the proof."""
+    """The seeds of the proof."""
     ladder: LadderKeys
 
 
@@ -342,7 +353,7 @@ _OF_YAML = {
     "Object contains unknown field": "unknown key",
     "Object missing required field": "missing key",
 }
-"""What msgspec says, in the words of who writes a config."""
+"""Words of msgspec -> the words of people who write configs."""
 
 
 def typed(given: object, kind: Any, name: str) -> Any:
@@ -377,7 +388,7 @@ def _in_words_of_yaml(said: str) -> str:
     return f"{place}: {said}" if place else said
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> Settings:
     """What a study's YAML file holds."""
     try:
         text = config_file(path).read_text(encoding="utf-8")
@@ -386,11 +397,12 @@ def read_config(path: Path) -> dict[str, Any]:
     return dict(typed(read_yaml(text, str(path)), Settings, str(path)))
 
 
-def settings_of(given: Mapping[str, Any], where: str, refused: tuple[str, ...] = REFUSED) -> Settings:
+def settings_of(given: GivenSettings, where: str, refused: tuple[str, ...] = REFUSED) -> Settings:
     """Settings by field name; a dash is an underscore, as in flags."""
     settings = {str(key).replace("-", "_"): value for key, value in given.items()}
-    if found := [key for key in (*refused, *DECIDED_BY_COMMAND_LINE) if key in settings]:
-        raise UsageError(f"{where}: {found[0]} is decided by the study: by its seeds, its budget in samples, or flags")
+    for key in (*refused, *DECIDED_BY_COMMAND_LINE):
+        if key in settings:
+            raise UsageError(f"{where}: {key} is decided by the study: by its seeds, its budget in samples, or flags")
     return settings
 
 

@@ -19,21 +19,22 @@ from asyncsgd.run.written import is_known, name_of
 from asyncsgd.settings import kinds
 from asyncsgd.settings.flags import specs_of
 from asyncsgd.settings.groups import Job
+from asyncsgd.studies.config import Settings
 from asyncsgd.tasks import class_named
 from asyncsgd.tasks.base import Task
 
-Arm = Rule | Mapping[str, Any]
-"""A rule, or arguments of `asyncsgd.train` by name."""
+GivenArm = Rule | Mapping[str, Any]
+"""An arm as the user gives it: a rule, or arguments of `asyncsgd.train` by name."""
 NUM_PILOTS = 3
 """Runs of the reference that fix the target, unless the user says on which seeds."""
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.]*"
-"""Of an arm; it becomes part of the name of a folder."""
+"""The pattern of an arm's name, which becomes part of the name of a folder."""
 EXAMPLE = 'arms={"sync": asyncsgd.Synchronous(), "async": asyncsgd.Asynchronous()}'
 
 
 def config_of(
     task: Task,
-    arms: Mapping[str, Arm],
+    arms: Mapping[str, GivenArm],
     seeds: Iterable[int],
     *,
     runtime: Runtime | None,
@@ -42,7 +43,7 @@ def config_of(
     tuning_seeds: Iterable[int] | None,
     pilots: Iterable[int] | None,
     question: str | Mapping[str, Any],
-) -> dict[str, Any]:
+) -> Settings:
     """The config of a study, as its file has it; `asyncsgd.studies.plan` says what its keys mean.
 
     Args:
@@ -62,7 +63,7 @@ def config_of(
     base = {**_settings_of_task(task), **_settings_of("base", shared)}
     if not {"samples", "seconds"} & base.keys():
         raise UsageError("a run needs an end; give samples=10_000 or seconds=60")
-    config: dict[str, Any] = {
+    config: Settings = {
         "name": re.sub(r"[^A-Za-z0-9]+", "_", task.name).strip("_") or "study",
         "task": name_of(task),
         "base": base,
@@ -77,7 +78,8 @@ def config_of(
     elif tuning_seeds is not None:
         raise UsageError('tuning_seeds does nothing where nothing is tuned; give tune={"learning_rate": [1e-3, 1e-2]}')
     registered = {"primary": {"endpoint": question}} if isinstance(question, str) else _plain(question, "question")
-    config["analysis"] = {"reference": str(next(iter(arms))), **registered}
+    first_arm = next(iter(arms))
+    config["analysis"] = {"reference": str(first_arm), **registered}
     endpoint = (registered.get("primary") or {}).get("endpoint", "time_to_target")
     if pilots is not None:
         config["pilots"] = _seeds_of(pilots, "pilots")
@@ -86,7 +88,7 @@ def config_of(
     return config
 
 
-def runtime_of_arm(arm: Arm, runtime: Runtime | None) -> Runtime:
+def runtime_of_arm(arm: GivenArm, runtime: Runtime | None) -> Runtime:
     """The runtime of an arm: its own, else the one that arms share."""
     own: Runtime | None = arm.get("runtime") if isinstance(arm, Mapping) else None
     return own or runtime or InProcess()
@@ -109,7 +111,7 @@ def _grid_of(tune: Mapping[str, Iterable[Any]]) -> dict[str, list[Any]]:
     return grid
 
 
-def _settings_of_task(task: Task) -> dict[str, Any]:
+def _settings_of_task(task: Task) -> Settings:
     """The fields of a task that are not the defaults of its class.
 
     Raises:
@@ -129,7 +131,7 @@ def _settings_of_task(task: Task) -> dict[str, Any]:
     return {name: kinds.plain(value) for name, (value, default) in fields.items() if value != default}
 
 
-def _settings_of_arm(name: str, arm: Arm, runtime: Runtime | None) -> dict[str, Any]:
+def _settings_of_arm(name: str, arm: GivenArm, runtime: Runtime | None) -> Settings:
     """The settings of an arm: those that ask for its runtime and its rule, and the other entries of its dict."""
     where = f"arms: {name}"
     if isinstance(arm, Rule):
@@ -158,26 +160,28 @@ def _settings_of_arm(name: str, arm: Arm, runtime: Runtime | None) -> dict[str, 
     return {**settings, **_settings_of(where, others)}
 
 
-def _settings_of_runtime(runtime: Runtime) -> dict[str, Any]:
+def _settings_of_runtime(runtime: Runtime) -> Settings:
     """The settings that ask for a runtime, without defaults."""
     job_settings = job_of(runtime)
     try:
-        is_same = runtime_of(dataclasses.replace(Job(), **job_settings), runtime.threads) == runtime
+        read_back = runtime_of(dataclasses.replace(Job(), **job_settings), runtime.threads)
     except UsageError:
-        is_same = False
-    if not is_same:
+        read_back = None
+    if read_back != runtime:
         raise UsageError(
             f"runtime={runtime!r} cannot be written into a config; give speeds, a network and changes of the library, "
             f"e.g. asyncsgd.Virtual(4, speeds=asyncsgd.Slow(worker=0, factor=3))"
         )
     default = vars(Job())
     settings = {key: value for key, value in job_settings.items() if key in ("mode", "nproc") or value != default[key]}
-    return settings if runtime.threads == 1 else {**settings, "threads": runtime.threads}
+    if runtime.threads != 1:
+        settings["threads"] = runtime.threads
+    return settings
 
 
-def _settings_of(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _settings_of(where: str, given: Mapping[str, Any]) -> Settings:
     """Arguments of `train` as settings, without its rule and its runtime; what is None is left out."""
-    settings: dict[str, Any] = {}
+    settings: Settings = {}
     for name, value in given.items():
         if name in ("rule", "runtime", "seed", "folder"):
             raise UsageError(f"{where}: {name} is an argument of the study or of an arm; take it out")

@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 
 TIMED_GRADIENTS = 5
 DRAWS_PER_WORKER = 50
-"""So many computing times are drawn for each worker, to find how many gradients arrive a second."""
+"""How many computing times are drawn for each worker, to find how many gradients arrive a second."""
 START_SECONDS = 2.0
-"""Reading the data, building the model and saving it, once the fork server has imported everything."""
+"""What a run takes for reading the data, building the model and saving it, once the fork server has imported all."""
 
 
 class Estimator:
-    """Times the gradient of every kind of run once; good to about a factor of two on a machine that does other work."""
+    """Times the gradient of every kind of run once. An estimate is right to about a factor of two on a machine that
+    does other work.
+    """
 
     def __init__(self) -> None:
         self._timed: dict[str, tuple[Run, float, float]] = {}
@@ -36,20 +38,24 @@ class Estimator:
     def seconds(self, jobs: Sequence[PlannedJob], side_by_side: int) -> float:
         """Seconds of all jobs: those that measure time one after another, the others `side_by_side` at a time."""
         alone = sum(self._of(job) for job in jobs if job.measures)
-        return alone + sum(self._of(job) for job in jobs if not job.measures) / min(side_by_side, available_cores())
+        others = sum(self._of(job) for job in jobs if not job.measures)
+        return alone + others / min(side_by_side, available_cores())
 
     def _of(self, job: PlannedJob) -> float:
+        """Seconds of one job on this machine."""
         run, gradient, evaluation = self._time(job)
         training = self.training_seconds(job)
         virtual, rate = _rate_of(job.settings.job)
         if virtual:
             num_gradients = training * rate
             training = num_gradients * gradient  # one process computes all of them, one after another
-        every = run.limits.evaluate_every
-        samples = run.limits.samples
-        number = run.budget.evaluations if every is None or samples is None else math.ceil(samples / every)
-        number += run.limits.evaluate_at is not None
-        return START_SECONDS + training + (1 + number) * evaluation
+        limits = run.limits
+        num_evaluations = 1 + run.budget.evaluations
+        if limits.evaluate_every is not None and limits.samples is not None:
+            num_evaluations = 1 + math.ceil(limits.samples / limits.evaluate_every)
+        if limits.evaluate_at is not None:
+            num_evaluations += 1
+        return START_SECONDS + training + num_evaluations * evaluation
 
     def training_seconds(self, job: PlannedJob) -> float:
         """Seconds of training on the run's own clock, measured or virtual."""
@@ -57,13 +63,19 @@ class Estimator:
         if run.limits.samples is None:
             return run.limits.seconds or 0.0
         virtual, rate = _rate_of(job.settings.job)
-        num_workers = job.settings.job.nproc
         seconds = run.limits.samples / run.task.batch_size / rate
-        return seconds if virtual else seconds * gradient * num_workers / min(num_workers, available_cores())
+        if virtual:
+            return seconds
+        num_workers = job.settings.job.nproc
+        workers_a_core = num_workers / min(num_workers, available_cores())
+        return seconds * gradient * workers_a_core
 
     def _time(self, job: PlannedJob) -> tuple[Run, float, float]:
-        """See `_measure`. Of tasks other than masked_lm, trainings that differ in their model alone are timed once:
-        most are fine-tunings of models of one size."""
+        """The run of a job, prepared, and the seconds of a gradient and of an evaluation; see `_measure`.
+
+        Runs whose settings of task and machine are equal are timed once. Those of tasks other than masked_lm may also
+        differ in their model: most of them fine-tune models of one size.
+        """
         from asyncsgd.run.run import run_of
 
         settings = job.settings
@@ -89,18 +101,21 @@ def _measure(run: Run) -> tuple[Run, float, float]:
     worker.gradient(0)  # the first one allocates
     began = time.perf_counter()
     for index in range(1, TIMED_GRADIENTS + 1):
-        worker.gradient(RUN * index)  # batches of one run have about one length
+        worker.gradient(RUN * index)  # each of another group of batches, since those of one group have about one length
     gradient = (time.perf_counter() - began) / TIMED_GRADIENTS
-    number = len(worker.data.evaluation["main"])
-    parts = max(1, number // 4)
+    num_batches = len(worker.data.evaluation["main"])
+    num_parts = max(1, num_batches // 4)
     began = time.perf_counter()
-    worker.evaluate(0, parts)
-    share_of_first_part = len(range(0, number, parts)) / number
-    return run, gradient, (time.perf_counter() - began) / share_of_first_part
+    worker.evaluate(0, num_parts)
+    share_of_first_part = len(range(0, num_batches, num_parts)) / num_batches  # it has every num_parts-th batch
+    evaluation = (time.perf_counter() - began) / share_of_first_part
+    return run, gradient, evaluation
 
 
 def _rate_of(job: Any) -> tuple[bool, float]:
-    """Whether a job's clock is virtual, and how many gradients arrive from all workers in the mean time of one."""
+    """Whether a job's clock is virtual, and how many gradients arrive from all workers in the mean computing time of a
+    gradient, which is one second on the virtual clock unless `speeds` say otherwise.
+    """
     kind = kind_of(job.mode, job.clock)
     rule = "synchronous" if kind is AllReduce else job.rule
     return kind is Virtual, _rate(job.speeds or str(Constant()), rule, job.nproc)
@@ -108,6 +123,7 @@ def _rate_of(job: Any) -> tuple[bool, float]:
 
 @functools.lru_cache
 def _rate(speeds: str, rule: str, num_workers: int) -> float:
+    """How many gradients arrive a second of the virtual clock."""
     from asyncsgd.simulation.simulate import arrival_seconds
 
     number = DRAWS_PER_WORKER * num_workers

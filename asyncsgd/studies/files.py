@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Struct
 
-from asyncsgd.studies.config import Alpha, Difference, NamedCondition, PositiveFloat
+from asyncsgd.studies.config import Alpha, Difference, NamedCondition, PositiveFloat, Settings
 from asyncsgd.studies.runs import PlannedRun
 
 
 class Tried(Struct):
-    """A trial of an arm, or of a stage that is tuned: its settings, and the final loss on each seed, None where there
-    is none. `score` is the mean of what trials are chosen by: the loss, or the score of a labelled task.
-    """
+    """What became of a trial of an arm, or of a stage that is tuned."""
 
-    settings: dict[str, Any]
+    settings: Settings
     seeds: list[int]
     losses: list[float | None]
+    """The final loss on each seed; None where the run is not DONE."""
     score: float | None = None
+    """The mean over the seeds of what trials are chosen by: the loss, or the score of a labelled task. None: one of
+    them is missing."""
 
 
 class PlannedArm(Struct):
@@ -26,20 +27,21 @@ class PlannedArm(Struct):
 
     name: str
     algorithm: str
-    settings: dict[str, Any]
+    settings: Settings
     num_workers: int = 1
     clock: str = "measured"
     speeds: str | None = None
-    chosen: dict[str, Any] | None = None
+    chosen: Settings | None = None
     trials: list[Tried] = []
 
 
 class PlannedStage(Struct):
-    """A stage of a chain without arms that is tuned, on the models of an arm where each is tuned by itself."""
+    """A stage of a chain that has no arms and is tuned: once, or once for each arm on the models of that arm."""
 
     name: str
-    settings: dict[str, Any]
-    chosen: dict[str, Any] | None = None
+    """The stage, or ``stage/arm``."""
+    settings: Settings
+    chosen: Settings | None = None
     trials: list[Tried] = []
 
 
@@ -55,7 +57,7 @@ class PlanFile(Struct, kw_only=True):
     targets: dict[str, float] = {}
     budget_seconds: dict[str, float] = {}
     runs: list[PlannedRun]
-    settings: dict[str, dict[str, Any]] = {}
+    settings: dict[str, Settings] = {}
     """Folder -> all settings of the run there, as soon as they are known. Older plans have none."""
     analysis_sha256: str | None = None
 
@@ -79,14 +81,14 @@ class Registration(Struct, kw_only=True):
     margins: dict[str, PositiveFloat] = {}
     margin_reasons: dict[str, str] = {}
     family: list[str] | None = None
-    """Arms of the primary family; None where the file names none, and means all."""
+    """The arms that Holm's correction counts. None: the file names none, and all are meant."""
     num_seeds: int | None = None
     seeds: list[int] | None = None
     targets: dict[str, float] = {}
     """The target loss of every reference arm."""
     budget_seconds: dict[str, float] = {}
     look_samples: dict[str, int] = {}
-    """Reference arm -> the setting `evaluate_at` of the test runs of its group, which `budget_seconds` ends."""
+    """Reference arm -> the setting `evaluate_at` of the test runs of its group."""
     target_from: str | None = None
     pilots: dict[str, dict[str, float]] = {}
     """Reference arm -> its number of pilots, `runs`, and the medians of their first and lowest losses."""

@@ -16,11 +16,12 @@ from asyncsgd.core.signals import StopRequest
 from asyncsgd.errors import UsageError
 from asyncsgd.run.runtimes import Runtime
 from asyncsgd.settings.yaml_reader import read_yaml
+from asyncsgd.studies.check import check
 from asyncsgd.studies.config import read_config
-from asyncsgd.studies.config_of_arguments import Arm, config_of, runtime_of_arm
+from asyncsgd.studies.config_of_arguments import GivenArm, config_of, runtime_of_arm
 from asyncsgd.studies.plan import make_plan
 from asyncsgd.studies.stages import carry_out, fork_server_for
-from asyncsgd.studies.study_folder import StudyFolder, check, locked
+from asyncsgd.studies.study_folder import StudyFolder, locked
 from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.check import check_can_be_sent
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:  # it takes a second to import
 
 def study(
     task: Task,
-    arms: Mapping[str, Arm],
+    arms: Mapping[str, GivenArm],
     seeds: Iterable[int],
     *,
     folder: str | Path,
@@ -57,7 +58,8 @@ def study(
     4. Test: every arm is run on every seed. The runs of a seed have the same initial model, data and drawn times, so
        they are pairs.
     5. Verdict: the exact sign-flip test of the paired differences, with Holm's correction over the arms that are
-       compared with the reference. Time to the target is tested between the evaluations before and at it.
+       compared with the reference. A time to the target is known only to lie between two evaluations, and both ends
+       are tested.
 
     All of it is what ``asyncsgd study CONFIG`` does. The folder has the config, the plan, the registration
     and the runs, so ``asyncsgd report FOLDER`` works on it too.
@@ -117,7 +119,7 @@ def study(
     out = Path(folder)
     _check_folder(out, config, resume)
     runtimes = [runtime_of_arm(arm, runtime) for arm in arms.values()]
-    processes = [one for one in runtimes if not one.in_one_process]
+    processes = [each for each in runtimes if not each.in_one_process]
     _check_processes(task, jobs, processes)
     study_folder = StudyFolder(plan, text, out, command_prefix="asyncsgd")
     print(f"study  {len(plan.runs)} runs of {len(plan.arms)} arms   folder {out}", flush=True)
@@ -165,7 +167,11 @@ def _check_folder(folder: Path, config: Mapping[str, Any], resume: bool) -> None
 
 
 def _check_processes(task: Task, jobs: int, processes: list[Runtime]) -> None:
-    """Refuse what needs processes that cannot import the task."""
+    """Refuse runs in other processes that could not import the task.
+
+    Args:
+        processes: the runtimes of arms that need processes of their own.
+    """
     if type(jobs) is not int or jobs < 1:
         raise UsageError(f"jobs must be a whole number from 1 on, got {jobs!r}")
     name = type(task).__name__

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from asyncsgd.errors import UsageError
-from asyncsgd.studies.arms import Arm, Loop, checked_settings, filled
+from asyncsgd.studies.arms import Arm, Loop, converted, filled
 from asyncsgd.studies.config import LadderConfig, Rung, settings_of
 from asyncsgd.studies.runs import PlannedRun, Stage, shuffled
 
@@ -38,12 +38,14 @@ NO_MEMORY = "ran out of memory"
 DIVERGED = "a training diverged"
 MEASURED = (PAYS, DOES_NOT_PAY, NOT_COMPARABLE)
 VERDICTS = ("", *MEASURED, NO_MEMORY, DIVERGED)
-"""What is known of a rung whose trainings are planned; of any other one it is why they are not. Empty: nothing yet."""
+"""The words of a rung whose trainings are planned. Empty: they have not all ended. Any other word says why no trainings
+of the rung are planned."""
 FACTS = "facts.json"
 """The file of a ladder with what is known of its texts and its machine."""
 
 Verdict = Callable[[Arm, Arm], str]
-"""What the trainings of two arms show, of the rungs kept before a rung and of these with it."""
+"""From two arms, one with the rungs kept before a rung and one with that rung too, to what their trainings show: one of
+`VERDICTS`."""
 
 
 class Devices(NamedTuple):
@@ -67,17 +69,21 @@ class Climbed(NamedTuple):
 
     rung: Rung
     before: Arm
+    """The arm with the rungs kept before this one, or the naive loop."""
     after: Arm
+    """The arm with this rung too."""
     word: str
     """The verdict, or why the rung is left out."""
 
 
 class Climb(NamedTuple):
-    """The rungs of one task up to the first that is not measured yet."""
+    """How far one task has climbed."""
 
     rungs: list[Climbed]
+    """Its rungs up to the first whose trainings have not all ended."""
     proof: list[tuple[list[Rung], Arm]]
-    """The naive loop, without rungs, and every stack, the safest first; empty while a rung is not measured."""
+    """The arms of the proof with their rungs: the naive loop, and every stack, the safest first. It is empty while
+    trainings of rungs have not ended."""
 
 
 def slug_of(name: str) -> str:
@@ -100,10 +106,15 @@ def reason_not_to(rung: Rung, config: LadderConfig, devices: Devices) -> str:
 def arm_of(
     config: LadderConfig, devices: Devices, task: str, name: str, rungs: Sequence[Rung] | None, samples: int
 ) -> Arm:
-    """What some rungs train together; None: the naive loop.
+    """The arm that trains with all these rungs.
 
-    A rate grows with the square root of the batch, which keeps the noise of AdamW's steps (Malladi et al. 2022, "On the
-    SDEs and Scaling Rules for Adaptive Gradient Algorithms").
+    The learning rate grows with the square root of the batch, which keeps the noise of AdamW's steps (Malladi et al.
+    2022, "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms").
+
+    Args:
+        name: of the arm, below the task.
+        rungs: None: the naive loop trains.
+        samples: how many it trains on.
 
     Raises:
         UsageError: for settings that cannot be, or are missing.
@@ -111,28 +122,31 @@ def arm_of(
     where = f"arm {task}/{name}"
     given = config.ladder.tasks[task]
     plain = settings_of({**config.base, **given.settings}, where)
-    if missing := [key for key in ("mode", "batch_size", "learning_rate") if key not in plain]:
-        raise UsageError(f"{where}: write {missing[0]} into base, or into the settings of {task}")
+    for key in ("mode", "batch_size", "learning_rate"):
+        if key not in plain:
+            raise UsageError(f"{where}: write {key} into base, or into the settings of {task}")
     data = next((name for name in given.data if Path(name).exists()), given.data[-1])
     settings = {**plain, "data": data, "samples": samples}
+    num_processes = 2 if devices.kind == "cpu" else devices.number
     for rung in rungs or ():
-        settings |= filled(settings_of(rung.change, where), 2 if devices.kind == "cpu" else devices.number, where)
+        settings |= filled(settings_of(rung.change, where), num_processes, where)
     settings = {key: value for key, value in settings.items() if value is not None}
-    all_settings = checked_settings(where, settings, task)
-    settings = {key: all_settings[key] for key in settings}
+    settings = converted(where, settings, task)
     settings["learning_rate"] *= math.sqrt(settings["batch_size"] / plain["batch_size"])
-    number = settings.get("nproc", 1)
-    settings["threads"] = max(1, devices.cores // number)
-    if settings["mode"] == "sync":
-        settings["batch_size"] //= number
+    num_workers = settings.get("nproc", 1)
+    settings["threads"] = max(1, devices.cores // num_workers)
+    if settings["mode"] == "sync":  # there batch_size is that of one worker; in a rung it is that of all together
+        settings["batch_size"] //= num_workers
     loop: Loop = "naive" if rungs is None else "library"
-    return Arm(f"{task}/{name}", name.rpartition("/")[2], settings, task=task, loop=loop)
+    _, _, algorithm = name.rpartition("/")
+    return Arm(f"{task}/{name}", algorithm, settings, task=task, loop=loop)
 
 
 def stacks_of(kept: Sequence[Rung]) -> list[list[Rung]]:
     """The stacks of the proof: first the rungs that leave updates as they were, then one more at a time.
 
-    The order is that of the climb. It is decided before any score is known, as a test of one after the other needs it.
+    The order is that of the climb. It is decided before any score is known, because a fixed-sequence test, which goes
+    through the stacks in this order, needs that.
     """
     same = [rung for rung in kept if rung.same_updates]
     others = [rung for rung in kept if not rung.same_updates]
@@ -140,7 +154,7 @@ def stacks_of(kept: Sequence[Rung]) -> list[list[Rung]]:
 
 
 def climb(config: LadderConfig, task: str, devices: Devices, verdict: Verdict) -> Climb:
-    """How far a task has climbed, by the verdicts that are known."""
+    """Return how far a task has climbed, by the verdicts that are known."""
     kept: list[Rung] = []
     rungs: list[Climbed] = []
     arm = functools.partial(arm_of, config, devices, task)
@@ -149,8 +163,8 @@ def climb(config: LadderConfig, task: str, devices: Devices, verdict: Verdict) -
         folder = slug_of(rung.name)
         before = arm(f"{folder}/before", kept or None, samples)
         after = arm(f"{folder}/after", [*kept, rung], samples)
-        word = reason_not_to(rung, config, devices) if kept else ""
-        word = word or verdict(before, after)
+        reason = reason_not_to(rung, config, devices) if kept else ""  # the first rung is always measured
+        word = reason or verdict(before, after)
         rungs.append(Climbed(rung, before, after, word))
         if not word:
             return Climb(rungs, [])
@@ -181,26 +195,30 @@ def grown(config: LadderConfig, devices: Devices, verdict: Verdict) -> Grown:
     given_up: list[str] = []
     words = {}
     for task in config.ladder.tasks:
-        found = climb(config, task, devices, verdict)
-        for one in found.rungs:
-            if one.word:
-                words[f"{task}, {one.rung.name}"] = one.word
-            if one.word not in VERDICTS:
+        climbed = climb(config, task, devices, verdict)
+        for rung, before, after, word in climbed.rungs:
+            if word:
+                words[f"{task}, {rung.name}"] = word
+            if word not in VERDICTS:
                 continue
-            sides = [one.before, one.after]
-            of_rung = _in_turns(sides, f"{task}/{slug_of(one.rung.name)}", "climb", range(config.ladder.turns))
+            sides = [before, after]
+            of_rung = _in_turns(sides, f"{task}/{slug_of(rung.name)}", "climb", range(config.ladder.turns))
             arms += sides
             runs += of_rung
-            if one.word == NO_MEMORY:
+            if word == NO_MEMORY:
                 given_up += [run.folder for run in of_rung]
-        of_proof = [arm for _, arm in found.proof]
+        of_proof = [arm for _, arm in climbed.proof]
         arms += of_proof
         runs += _in_turns(of_proof, f"{task}/proof", "proof", config.seeds)
     return Grown(tuple(arms), tuple(runs), frozenset(given_up), words)
 
 
 def _in_turns(arms: Sequence[Arm], name: str, stage: Stage, seeds: Iterable[int]) -> list[PlannedRun]:
-    """The runs of arms; within a turn they come in an order of its own, since machines drift."""
-    return [
-        PlannedRun(f"{arm.name}/s{seed}", stage, arm.name, seed) for seed in seeds for arm in shuffled(arms, name, seed)
-    ]
+    """The runs of arms, one of each in a turn, whose number is their seed. Every turn has an order of its own, since
+    machines drift.
+    """
+    runs = []
+    for seed in seeds:
+        for arm in shuffled(arms, name, seed):
+            runs.append(PlannedRun(f"{arm.name}/s{seed}", stage, arm.name, seed))
+    return runs

@@ -1,11 +1,10 @@
 """The texts of a speed ladder, what is known of them, and the machine that it is climbed on.
 
-Both sides train on whole texts, so those that the naive loop would cut are left out.
+The naive loop and the library train on whole texts, so texts that the naive loop would cut are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +20,20 @@ from asyncsgd.records.machine import describe_environment
 from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.run.run import cache_folder, resolve_device
 from asyncsgd.studies import naive  # before a run has changed torch's threads
-from asyncsgd.studies.config import LadderConfig
+from asyncsgd.studies.config import GivenSettings, LadderConfig
 from asyncsgd.studies.ladder import FACTS, Devices, Grown, arm_of, devices_of, grown
 from asyncsgd.studies.runner import PlannedJob
 from asyncsgd.tasks.labelled_task import LabelledTask
 from asyncsgd.worker.profile import flops_per_sample, hardware
 
 SEQ_LEN = 256
-"""In tokens. A text of twice as many characters has about so many at most."""
+"""The longest text, in tokens. A token has at least about 2 characters, so a text of 2 SEQ_LEN characters fits."""
 MODELS = (("tiny", SEQ_LEN), ("tiny", 2 * SEQ_LEN), ("small", SEQ_LEN))
 """Models and lengths whose operations are counted."""
 
 
 def machine_of(config: LadderConfig, out: Path) -> dict[str, Any]:
-    """The machine that trainings compute on; memory is that of one device.
+    """The machine that trainings compute on; ``memory_bytes`` is the memory of one device.
 
     Raises:
         UsageError: if the ladder in `out` was begun on another one, or with other versions.
@@ -60,8 +59,8 @@ def grown_in(config: LadderConfig, out: Path) -> Grown:
 
 
 def write_texts(config: LadderConfig, out: Path) -> None:
-    """Write the texts of all tasks below `out` unless they are there, and what is known of them into the file `FACTS`,
-    at last.
+    """Write the texts of all tasks below `out`, and at last the file `FACTS` with what is known of them. If that file
+    is there, so are the texts, and nothing is written.
     """
     file = out / FACTS
     if not file.is_file():
@@ -71,7 +70,7 @@ def write_texts(config: LadderConfig, out: Path) -> None:
 
 
 def _write_task(config: LadderConfig, name: str, devices: Devices, out: Path) -> dict[str, Any]:
-    """Write the texts of a task; what is known of them."""
+    """Write the texts of a task, and return what is known of them."""
     task = config.ladder.tasks[name]
     settings = dict(arm_of(config, devices, name, "texts", None, task.samples).settings)
     cache = cache_folder(settings.get("cache_dir"))
@@ -90,7 +89,7 @@ def _write_task(config: LadderConfig, name: str, devices: Devices, out: Path) ->
     return {"data": data, "epoch": len(train.texts), "longest": int(lengths.max()), "operations": operations}
 
 
-def _task_of(name: str, settings: Mapping[str, Any]) -> Any:
+def _task_of(name: str, settings: GivenSettings) -> Any:
     return PlannedJob(name, name, settings).settings.task
 
 
@@ -106,8 +105,9 @@ def write_rows(file: Path, documents: Documents) -> None:
     write_text(file, msgspec.json.Encoder().encode_lines(rows).decode())
 
 
-def _operations(name: str, settings: Mapping[str, Any], cache: Path) -> dict[str, float]:
-    """Of a forward and a backward pass on one text that fills its length, by model and length."""
+def _operations(name: str, settings: GivenSettings, cache: Path) -> dict[str, float]:
+    """The number of operations of a forward and a backward pass on one text that fills its length, by model and
+    length."""
     operations = {}
     for model, length in MODELS:
         task = _task_of(name, {**settings, "model": model, "seq_len": length}).prepare(0, cache)
@@ -115,7 +115,7 @@ def _operations(name: str, settings: Mapping[str, Any], cache: Path) -> dict[str
         labels = torch.zeros(task.batch_size, dtype=torch.int64)
         if not isinstance(task, LabelledTask):
             positions = torch.arange(input_ids.numel())
-            is_masked = positions % 7 == 0
+            is_masked = positions % 7 == 0  # about 15 % of the tokens, as in training
             labels = torch.where(is_masked, 5, -100).view_as(input_ids)
         batch = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids), "labels": labels}
         operations[f"{model} at {length} tokens"] = flops_per_sample(task, task.model(0), [batch])

@@ -15,7 +15,7 @@ from asyncsgd.tasks.labelled_task import LabelledTask
 from asyncsgd.worker.evaluation import measured
 
 DEFAULT_THREADS = torch.get_num_threads()
-"""Torch's own, since this module is imported before a run has changed them."""
+"""The number of threads that torch has by itself. `ladder_texts` imports this module before a run changes it."""
 
 
 def train_naively(live: Live, torchrun_world: World | None) -> Result:
@@ -39,14 +39,15 @@ def train_naively(live: Live, torchrun_world: World | None) -> Result:
 
     def evaluate() -> None:
         totals = live.record.totals
-        now = measured(task, worker.evaluate(0, 1))
-        live.record(
-            now.record(version=totals.num_updates, num_samples=totals.num_samples, train_seconds=totals.train_seconds)
+        evaluated = measured(task, worker.evaluate(0, 1))
+        evaluation = evaluated.record(
+            version=totals.num_updates, num_samples=totals.num_samples, train_seconds=totals.train_seconds
         )
+        live.record(evaluation)
 
     def arrived(total: int, loss: float, seconds: float) -> None:
         number = live.record.totals.num_updates
-        of_batch = total - live.record.totals.num_samples
+        batch_size = total - live.record.totals.num_samples
         live.record(
             Event(
                 dispatch=number,
@@ -61,8 +62,8 @@ def train_naively(live: Live, torchrun_world: World | None) -> Result:
                 abandoned=(),
                 started=(),
                 loss=loss,
-                weight=of_batch,
-                num_samples=of_batch,
+                weight=batch_size,  # of masked words too, whose number the naive loop does not tell
+                num_samples=batch_size,
                 learning_rate=run.steps.learning_rate,
                 train_seconds=seconds,
                 total_samples=total,

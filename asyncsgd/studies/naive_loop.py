@@ -25,11 +25,11 @@ def naive_loop(
     batch_size: int = 16,
     seq_len: int = 256,
 ) -> None:
-    """The guide's loop as it stands in a tutorial, in place on `model`.
+    """Train `model` in place, by the loop that the optimisation guide begins with.
 
     Args:
         labels: the class of each text; None: masked words are predicted.
-        seed: of torch's default generator: of the order of the texts, the dropout and the masks.
+        seed: that of torch's default generator, which draws the order of the texts, the dropout and the masks.
         arrived: called after every step with the samples so far, the mean loss of the batch, and the seconds so far.
     """
     encoded = tokenizer(list(texts), padding="max_length", truncation=True, max_length=seq_len, return_tensors="pt")
@@ -60,7 +60,11 @@ def naive_loop(
 
 
 def masked(input_ids: torch.Tensor, tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """15 % of the words chosen: 80 % of them masked, 10 % replaced, 10 % kept; -100 where nothing is predicted."""
+    """Choose 15 % of the words: 80 % of them are masked, 10 % replaced by other words, and 10 % kept.
+
+    Returns:
+        The input, and the labels: -100 where nothing is predicted.
+    """
     special = torch.isin(input_ids, torch.tensor(tokenizer.all_special_ids))
     is_drawn = torch.rand(input_ids.shape) < 0.15
     chosen = is_drawn & ~special

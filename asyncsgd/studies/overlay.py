@@ -22,6 +22,7 @@ from asyncsgd.studies.config import (
     Comparison,
     ComparisonsConfig,
     Config,
+    GivenSettings,
     LadderConfig,
     LadderKeys,
     LadderTask,
@@ -56,14 +57,15 @@ NAMES = (
     ("stages", ANY, "arms"),
     ("ladder", "tasks"),
 )
-"""The parts whose keys are names. The keys of any other part are settings, which the plan checks."""
+"""The parts whose keys are names that the user chose. The keys of any other part are settings, which the plan
+checks."""
 
 
-def lay_over(config: Mapping[str, Any], block: Mapping[str, Any], where: str) -> Settings:
+def lay_over(config: GivenSettings, block: GivenSettings, where: str) -> Settings:
     """The config with a block laid over it.
 
     Args:
-        where: the block is, for messages.
+        where: what the block is called in messages.
 
     Raises:
         UsageError: if the block takes out a key that is not there.
@@ -85,21 +87,24 @@ def lay_over(config: Mapping[str, Any], block: Mapping[str, Any], where: str) ->
 
 
 def _laid(old: Any, value: Any, where: str) -> Any:
+    """The value of a key after `value` was laid over its `old` one."""
     if not isinstance(value, Mapping):
         return value
     if isinstance(old, Mapping):
         return lay_over(old, value, where)
-    if _are_stages(old):
-        by_name = {stage["name"]: stage for stage in old}
-        return list(lay_over(by_name, value, where).values())
-    return value
+    by_name = _by_name(old)
+    return value if by_name is None else list(lay_over(by_name, value, where).values())
 
 
-def _are_stages(part: Any) -> bool:
-    return isinstance(part, list) and all(isinstance(stage, Mapping) and "name" in stage for stage in part)
+def _by_name(part: Any) -> Settings | None:
+    """The mappings of a list by their names, such as the stages of a chain. None: the part is no list of such
+    mappings."""
+    if isinstance(part, list) and all(isinstance(each, Mapping) and "name" in each for each in part):
+        return {each["name"]: each for each in part}
+    return None
 
 
-def quick_of(config: Mapping[str, Any], file: str) -> Settings:
+def quick_of(config: GivenSettings, file: str) -> Settings:
     """The config with its ``quick:`` block laid over it. Its name ends in ``-quick``, unless the block has a name.
 
     Raises:
@@ -119,7 +124,7 @@ def quick_of(config: Mapping[str, Any], file: str) -> Settings:
     return merged
 
 
-def with_setting(config: Mapping[str, Any], word: str) -> Settings:
+def with_setting(config: GivenSettings, word: str) -> Settings:
     """The config with what was typed after one ``--set``.
 
     Args:
@@ -144,13 +149,14 @@ def with_setting(config: Mapping[str, Any], word: str) -> Settings:
     return lay_over(config, block, where)
 
 
-def _check_path(config: Mapping[str, Any], names: Sequence[str], where: str) -> None:
-    """Refuse a key that a config cannot have where it is."""
+def _check_path(config: GivenSettings, names: Sequence[str], where: str) -> None:
+    """Refuse a key that a config cannot have at this place."""
     part: Any = config
     for number, name in enumerate(names):
-        above = tuple(names[:number])
-        if _are_stages(part):
-            part = {stage["name"]: stage for stage in part}
+        above = names[:number]
+        by_name = _by_name(part)
+        if by_name is not None:
+            part = by_name
         if not isinstance(part, Mapping):
             raise UsageError(f"{where}: {'.'.join(above)} is {part!r} and has no keys")
         known = _known(part, above)
@@ -160,8 +166,12 @@ def _check_path(config: Mapping[str, Any], names: Sequence[str], where: str) -> 
         part = part.get(name, {})
 
 
-def _known(part: Mapping[str, Any], above: Sequence[str]) -> list[str]:
-    """The keys that a part of a config may have; empty where they are settings."""
+def _known(part: GivenSettings, above: Sequence[str]) -> list[str]:
+    """The keys that a part of a config may have; empty where they are settings.
+
+    Args:
+        above: the keys above the part, from the outermost.
+    """
     if not above:
         return _of_a_config(part)
     for path, kind in STRUCTS.items():
@@ -172,7 +182,7 @@ def _known(part: Mapping[str, Any], above: Sequence[str]) -> list[str]:
     return []
 
 
-def _of_a_config(config: Mapping[str, Any]) -> list[str]:
+def _of_a_config(config: GivenSettings) -> list[str]:
     """The keys that a config of this kind may have, without ``quick``: that block was laid over it, or does nothing."""
     kind: type[msgspec.Struct] = Config
     if "models" in config:
@@ -186,9 +196,10 @@ def _of_a_config(config: Mapping[str, Any]) -> list[str]:
 
 
 def _fits(names: Sequence[str], path: Sequence[str]) -> bool:
+    """Whether the keys `names` lead to the part that `path` stands for, in which `ANY` is any key."""
     return len(names) == len(path) and all(asked in (ANY, name) for name, asked in zip(names, path, strict=True))
 
 
-def text_of(config: Mapping[str, Any], said: str) -> str:
-    """A config as the file of its study's folder; `said` is its first line: what was laid over which file."""
-    return f"# {said}\n{yaml.safe_dump(dict(config), sort_keys=False, width=120, allow_unicode=True)}"
+def text_of(config: GivenSettings, first_line: str) -> str:
+    """A config as the file of its study's folder. The first line, a comment, says what was laid over which file."""
+    return f"# {first_line}\n{yaml.safe_dump(dict(config), sort_keys=False, width=120, allow_unicode=True)}"

@@ -56,7 +56,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import msgspec
 
@@ -67,7 +66,7 @@ from asyncsgd.studies.arms import (
     arms_of,
     arms_of_comparisons,
     arms_of_grid,
-    checked_settings,
+    converted,
     references_of,
     resolve,
     settings_of_arm,
@@ -83,6 +82,7 @@ from asyncsgd.studies.config import (
     ComparisonsConfig,
     Config,
     Finetune,
+    GivenSettings,
     LadderConfig,
     Settings,
     settings_of,
@@ -97,14 +97,15 @@ class StudyPlan:
     """Every run of a study, in the order in which they are run, stage by stage."""
 
     config: Config
-    base: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    base_model: Mapping[str, Any] | None = None
-    """Settings of the run that makes the base model; None where `base` names one."""
+    base: GivenSettings = dataclasses.field(default_factory=dict)
+    """Settings that the runs of all arms have."""
+    base_model: GivenSettings | None = None
+    """Settings of the run that makes the base model; None: there is no such run, and settings name a model."""
     arms: tuple[Arm, ...] = ()
     runs: tuple[PlannedRun, ...] = ()
     finetune: Finetune | None = None
     analysis: Analysis | None = None
-    """With the condition of its primary comparison."""
+    """What is registered before the test runs; the condition of its primary comparison is filled in."""
     family: tuple[str, ...] = ()
     """The primary family, over which Holm adjusts: arms of the primary condition, without reference and control."""
     timed_by: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -113,17 +114,23 @@ class StudyPlan:
     chain: Chain = dataclasses.field(default_factory=Chain)
     """The stages before and after that of the arms."""
     ladder: LadderConfig | None = None
-    """Of a plan that grows: its arms and runs are those that are known by now."""
+    """The config of a plan that grows, whose arms and runs are those that are known by now; None: it does not grow."""
 
     @property
     def name(self) -> str:
         return self.config.name
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether the plan is that of a chain. A chain of pretraining and fine-tuning alone, which is not tuned, counts
+        as a study with two stages."""
+        return self.chain != Chain()
+
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
 
     def task(self, run: PlannedRun) -> str:
-        """What is learned in it."""
+        """What is learned in a run."""
         if run.stage == "base":
             return MASKED_LM
         stage = self.stage_without_arms_of(run)
@@ -132,18 +139,20 @@ class StudyPlan:
     @property
     def stages_without_arms(self) -> dict[str, ChainStage | Finetune]:
         """Name -> stage, of those that have no arms; the last one is called finetune."""
-        stages: dict[str, ChainStage | Finetune] = {
-            stage.name: stage for stage in (*self.chain.before, *self.chain.after)
-        }
+        stages: dict[str, ChainStage | Finetune] = {}
+        for stage in (*self.chain.before, *self.chain.after):
+            stages[stage.name] = stage
         if self.finetune is not None:
             stages["finetune"] = self.finetune
         return stages
 
     def stage_without_arms_of(self, run: PlannedRun) -> Finetune | ChainStage | None:
-        """The stage of a run, with its task and settings, if that has no arms; else None."""
+        """The stage of a run if it has no arms, with its task and settings; else None."""
         if run.stage == "finetune":
             return self.finetune
-        return self.chain.stage_of(run.folder) if run.stage in ("before", "trial", "after") else None
+        if run.stage in ("before", "trial", "after"):
+            return self.chain.stage_of(run.folder)
+        return None
 
     @functools.cached_property
     def tuning_targets(self) -> tuple[TuningTarget, ...]:
@@ -155,14 +164,15 @@ class StudyPlan:
                 targets.append(TuningTarget(arm.name, arm.task, settings, arm.trials, f"tuning/{arm.name}"))
         # The runs say on the models of which arms a later stage is tuned.
         trials = [run for run in self.runs if run.stage == "trial" and run.trial is not None]
-        for folder, name in dict.fromkeys((run.folder.rpartition("/")[0], run.arm) for run in trials):
+        folders_and_arms = [(run.folder.rpartition("/")[0], run.arm) for run in trials]
+        for folder, name in dict.fromkeys(folders_and_arms):
             stage = self.chain.stage_of(folder)
             assert stage is not None
             targets.append(stage.tuning_target(name, folder))
         return tuple(targets)
 
-    def parent_of(self, run: PlannedRun, chosen: Mapping[str, Mapping[str, Any]]) -> str | None:
-        """The folder of the run that a run starts from; with `UNKNOWN_TRIAL` in it while it is not known."""
+    def parent_of(self, run: PlannedRun, chosen: Mapping[str, GivenSettings]) -> str | None:
+        """The folder of the run that a run starts from, with `UNKNOWN_TRIAL` in it while its trial is not chosen."""
         for target in self.tuning_targets:
             if run.parent == target.folder_of(UNKNOWN_TRIAL, run.seed) and target.name in chosen:
                 return target.folder_of(target.trials.index(chosen[target.name]), run.seed)
@@ -175,10 +185,13 @@ class StudyPlan:
         return str(first.get("model", "tiny"))
 
     def models_and_data(self) -> list[tuple[str, str]]:
-        """The model that runs name, and their data and evaluation data in one text, for every kind of run."""
-        settings = [*({**self.base, **arm.settings} for arm in self.arms), self.base_model or {}]
+        """For every kind of run the model that it names, and a text in which its data and evaluation data are named. If
+        one of these is on the Hub, `asyncsgd.scripts.base.go_offline` finds that in the texts.
+        """
+        settings: list[GivenSettings] = [{**self.base, **arm.settings} for arm in self.arms]
+        settings.append(self.base_model or {})
         settings += [stage.settings for stage in self.stages_without_arms.values()]
-        return [(str(one.get("model", "tiny")), f"{one.get('data')} {one.get('eval_data')}") for one in settings]
+        return [(str(each.get("model", "tiny")), f"{each.get('data')} {each.get('eval_data')}") for each in settings]
 
     def measures(self, run: PlannedRun) -> bool:
         """Whether the seconds of a run are a result."""
@@ -190,11 +203,11 @@ class StudyPlan:
     def run_settings(
         self,
         run: PlannedRun,
-        chosen: Mapping[str, Mapping[str, Any]],
+        chosen: Mapping[str, GivenSettings],
         budget_seconds: Mapping[str, float],
         evaluate_at: Mapping[str, int],
-        model: Mapping[str, Any] = MappingProxyType({}),
-    ) -> dict[str, Any] | None:
+        model: GivenSettings = MappingProxyType({}),
+    ) -> Settings | None:
         """The settings of a run by name; None while they are not known.
 
         Args:
@@ -206,15 +219,16 @@ class StudyPlan:
         if self.base_model is not None and run.stage == "base":
             return {**self.base_model, "mode": "single"}
         stage = self.stage_without_arms_of(run)
-        tuned: Mapping[str, Any] | None = {}
         if stage is not None:
-            owner = self.chain.stage_of(run.folder)
-            if owner is not None:
-                tuned = _trial_of(run, owner.trials, chosen.get(owner.tuning_name(run.arm)))
+            tuned: GivenSettings | None = {}
+            # A last stage that is tuned is in the plan twice: `stage` is a Finetune, and the chain's has its trials.
+            with_trials = self.chain.stage_of(run.folder)
+            if with_trials is not None:
+                tuned = _trial_of(run, with_trials.trials, chosen.get(with_trials.tuning_name(run.arm)))
             return None if tuned is None else {**stage.settings, **tuned, **model, "seed": run.finetune_seed}
         arm = self.arm(run.arm)
         tuned = _trial_of(run, arm.trials, chosen.get(arm.name))
-        budget: dict[str, Any] = {}
+        budget: Settings = {}
         if run.stage == "test" and arm.name in self.timed_by:
             reference = self.timed_by[arm.name]
             if reference not in budget_seconds:
@@ -227,16 +241,16 @@ class StudyPlan:
         return {**resolve({**self.base, **arm.settings, **tuned, "seed": run.seed, **budget}), **model}
 
 
-def _trial_of(
-    run: PlannedRun, trials: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any] | None
-) -> Mapping[str, Any] | None:
-    """The settings that a run has of a trial: of its own, else of the chosen one; nothing where there are no trials."""
+def _trial_of(run: PlannedRun, trials: Sequence[GivenSettings], chosen: GivenSettings | None) -> GivenSettings | None:
+    """The settings of the trial of a run: of its own, else of the chosen one. They are empty if nothing is tuned, and
+    None while no trial is chosen.
+    """
     if run.trial is not None:
         return trials[run.trial]
     return chosen if trials else {}
 
 
-def make_plan(given: Mapping[str, Any], name: str = "the config") -> StudyPlan:
+def make_plan(given: GivenSettings, name: str = "the config") -> StudyPlan:
     """Turn a config into a plan, checking everything that can be checked without running anything.
 
     Args:
@@ -255,8 +269,8 @@ def make_plan(given: Mapping[str, Any], name: str = "the config") -> StudyPlan:
         return _comparisons(typed(given, ComparisonsConfig, name), sha256)
     if "ladder" in given:
         ladder: LadderConfig = typed(given, LadderConfig, name)
-        equivalent = Config(algorithms={"naive": {}}, name=ladder.name, seeds=ladder.seeds)
-        return StudyPlan(config=equivalent, config_sha256=sha256, ladder=ladder)  # `StudyFolder.grow` plans its runs
+        stand_in = Config(algorithms={"naive": {}}, name=ladder.name, seeds=ladder.seeds)  # for its name and seeds
+        return StudyPlan(config=stand_in, config_sha256=sha256, ladder=ladder)  # `StudyFolder.grow` plans its runs
     chain = Chain()
     config_keys = given
     if "stages" in given:
@@ -266,9 +280,8 @@ def make_plan(given: Mapping[str, Any], name: str = "the config") -> StudyPlan:
     base = settings_of(config.base, "base")
     base_model = None
     if config.base_model is not None:
-        base_model = settings_of(config.base_model, "base_model", REFUSED_IN_BASE_MODEL)
-        all_settings = checked_settings("base_model", {**base_model, "mode": "single"})
-        base_model = {key: all_settings[key] for key in base_model}
+        of_base_model = settings_of(config.base_model, "base_model", REFUSED_IN_BASE_MODEL)
+        base_model = converted("base_model", of_base_model, MASKED_LM, beside={"mode": "single"})
         if chain.before and "model" in chain.before[0].settings:
             raise UsageError("base_model makes the model that the first stage starts from; take model out of there")
     arms = arms_of(
@@ -315,22 +328,22 @@ def _comparisons(config: ComparisonsConfig, sha256: str) -> StudyPlan:
         arms += of_part
         for seed in seeds:
             runs += [PlannedRun(f"{arm.name}/s{seed}", "test", arm.name, seed) for arm in shuffled(of_part, word, seed)]
-    equivalent = Config(algorithms={arm.name: {} for arm in arms}, name=config.name, seeds=config.seeds)
-    return StudyPlan(config=equivalent, arms=tuple(arms), runs=tuple(runs), config_sha256=sha256)
+    stand_in = Config(algorithms={arm.name: {} for arm in arms}, name=config.name, seeds=config.seeds)
+    return StudyPlan(config=stand_in, arms=tuple(arms), runs=tuple(runs), config_sha256=sha256)
 
 
-def sha256_of(config: Mapping[str, Any]) -> str:
+def sha256_of(config: GivenSettings) -> str:
     """A hash of what a config plans; comments, the order of its keys and keys that change no run do not change it."""
     planned = {key: value for key, value in config.items() if key not in NOT_PLANNED}
     return hashlib.sha256(json.dumps(planned, sort_keys=True).encode()).hexdigest()
 
 
-def _finetune(given: Mapping[str, Any]) -> Finetune:
+def _finetune(given: GivenSettings) -> Finetune:
+    """The stage of fine-tuning that a config's `finetune` describes."""
     settings = settings_of(given, "finetune", REFUSED_IN_FINETUNE)
     keys = {key: settings.pop(key) for key in ("task", "repetitions", "baseline") if key in settings}
     finetune: Finetune = typed(keys, Finetune, "finetune")
-    all_settings = checked_settings("finetune", settings, finetune.task)
-    settings = {key: all_settings[key] for key in settings}
+    settings = converted("finetune", settings, finetune.task)
     task = task_flags(task_class(finetune.task)).make(settings).task
     return msgspec.structs.replace(finetune, settings=settings, score=next(iter(task.scored_by())))
 
@@ -361,7 +374,7 @@ def _with_condition(analysis: Analysis, arms: Sequence[Arm], finetune: Finetune 
     return msgspec.structs.replace(analysis, primary=msgspec.structs.replace(primary, num_workers=workers, clock=clock))
 
 
-def _by_its_last_stage(given: Mapping[str, Any]) -> dict[str, Any]:
+def _by_its_last_stage(given: GivenSettings) -> Settings:
     """The config of a chain with its endpoint filled in: the score of the last stage, by which alone it is compared."""
     score = _finetune(given["finetune"]).score
     if given.get("analysis") is None:
@@ -377,13 +390,13 @@ def _by_its_last_stage(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, "analysis": {**analysis, "primary": {**primary, "endpoint": score}}}
 
 
-def _timed_by(arms: Sequence[Arm], base: Mapping[str, Any], analysis: Analysis, config: Config) -> dict[str, str]:
+def _timed_by(arms: Sequence[Arm], base: GivenSettings, analysis: Analysis, config: Config) -> dict[str, str]:
     """Arm -> the reference whose seconds its test runs get, where the time to a target is compared."""
     if analysis.primary.endpoint != "time_to_target":
         return {}
     references = references_of(arms, base, analysis.reference)
     seconds = {arm.name: settings_of_arm(arm, base)["seconds"] for arm in arms}
-    is_timed = bool(config.pilots or config.tuning.seeds)
+    has_pilots = bool(config.pilots or config.tuning.seeds)
     for arm in arms:
         if arm.name not in references:
             continue
@@ -391,9 +404,10 @@ def _timed_by(arms: Sequence[Arm], base: Mapping[str, Any], analysis: Analysis, 
         for trial in arm.trials or ({},):
             settings = settings_of_arm(arm, base, trial)
             named = {key: settings[key] for key in ("schedule", "target_loss", "samples", "seconds")}
-            is_constant = named["schedule"] == "constant" and named["target_loss"] is None
-            samples_are_timed = is_timed and named["samples"] and named["seconds"] is None
-            if not (is_constant and has_budget_of_reference and (samples_are_timed or not named["samples"])):
+            is_same_at_any_budget = named["schedule"] == "constant" and named["target_loss"] is None
+            pilots_tell_seconds = has_pilots and named["seconds"] is None
+            has_seconds = pilots_tell_seconds or not named["samples"]
+            if not (is_same_at_any_budget and has_budget_of_reference and has_seconds):
                 got = ", ".join(f"{key}: {value}" for key, value in named.items() if value is not None)
                 raise UsageError(
                     f"arm {arm.name}: time_to_target compares runs of one budget in seconds; write schedule: constant, "
@@ -415,7 +429,7 @@ def share(plan: StudyPlan, stage: Stage, shard: tuple[int, int]) -> set[str]:
     seeds = list(dict.fromkeys(run.seed for run in runs))
     in_shard = set()
     for position, run in enumerate(runs):
-        by_block = stage != "base" and (plan.chain != Chain() or plan.measures(run))
+        by_block = stage != "base" and (plan.is_chain or plan.measures(run))
         if (seeds.index(run.seed) if by_block else position) % number == index - 1:
             in_shard.add(run.folder)
     return in_shard

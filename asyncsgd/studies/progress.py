@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 PLAIN_SECONDS = 30.0
-"""Where standard output is no terminal, lines come at least so far apart."""
+"""Where standard output is no terminal, at least so many seconds lie between two lines."""
 CLEAR = "\r\033[K"
 """What empties the line of a terminal."""
 
 
 class RunKind(NamedTuple):
-    """Runs that take about as long as each other."""
+    """What tells how long a run takes: runs of one kind take about as long as each other."""
 
     stage: str
     arm: str
@@ -30,7 +30,7 @@ class Progress:
         left: the kind of every run that is still to be made.
         total: how many runs the study has.
         side_by_side: how many runs that measure no time go on at once.
-        clock: seconds, for tests.
+        clock: returns the seconds of a clock that never goes back; tests have one of their own.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Progress:
         self._shown_at = clock()
 
     def ended(self, kind: RunKind, seconds: float, *, has_result: bool) -> None:
-        """A run has ended after so many seconds; show how far the study is now."""
+        """Take in that a run has ended after so many seconds, and show how far the study is now."""
         if kind in self._left:
             self._left.remove(kind)
         if has_result:
@@ -58,22 +58,18 @@ class Progress:
         self._show()
 
     def seconds_left(self) -> float | None:
-        """What the other runs will take; None while no run has ended.
+        """The seconds that the runs which are left will take; None while no run has ended.
 
-        A run is expected to take the mean of the ended runs of its stage and arm. If there are none it is that of its
-        stage, and if there are none of it either, that of all runs.
+        A run is expected to take the mean of the ended runs of its kind. If there are none, it is the mean of its
+        stage, and if there are none of it either, the mean of all runs.
         """
         if not self._ended:
             return None
-        alone = 0.0
-        others = 0.0
+        seconds = 0.0
         for kind in self._left:
-            seconds = statistics.fmean(self._seconds_of_similar(kind))
-            if kind.measures:
-                alone += seconds
-            else:
-                others += seconds
-        return alone + others / self._side_by_side
+            expected = statistics.fmean(self._seconds_of_similar(kind))
+            seconds += expected if kind.measures else expected / self._side_by_side
+        return seconds
 
     def clear(self) -> None:
         """Empty the line on a terminal, so that another one can be printed."""
@@ -81,6 +77,7 @@ class Progress:
             sys.stdout.write(CLEAR)
 
     def _seconds_of_similar(self, kind: RunKind) -> Sequence[float]:
+        """The seconds of the ended runs that are most like those of a kind."""
         of_kind = [seconds for ended, seconds in self._ended if ended == kind]
         of_stage = [seconds for ended, seconds in self._ended if ended.stage == kind.stage]
         return of_kind or of_stage or [seconds for _, seconds in self._ended]
@@ -99,7 +96,8 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """
+    """Some seconds as a text, in seconds, minutes or hours.
+
     >>> duration(12.3), duration(89.0), duration(754.0), duration(5000.0)
     ('12 s', '89 s', '13 min', '1 h 23 min')
     """

@@ -23,14 +23,14 @@ from asyncsgd.backends.launch import Launch, end_with_parent
 from asyncsgd.core.signals import StopRequest
 from asyncsgd.errors import UsageError
 from asyncsgd.records.best_effort import best_effort
-from asyncsgd.records.events import FAILED, FINISHED
+from asyncsgd.records.events import FAILED, FINISHED, INTERRUPTED
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.records.trackers import Identity, names_in
 from asyncsgd.records.tracking import Tracking
 from asyncsgd.run.choose_folder import CHECKPOINTS, open_run_folder, read_summary, set_aside
 from asyncsgd.settings.task import task_flags
 from asyncsgd.studies.arms import Loop, flags_of
-from asyncsgd.studies.config import words_of_score
+from asyncsgd.studies.config import GivenSettings, words_of_score
 from asyncsgd.studies.progress import Progress, RunKind
 from asyncsgd.tasks import class_named
 
@@ -42,7 +42,7 @@ PRELOAD = (
     "asyncsgd.run.run",
     "torch._dynamo",
 )
-"""Modules that a run in a process of its own imports, besides those of workers, of its task and of its mode."""
+"""Modules that the fork server imports for the runs, beside those of workers, of their tasks and of their modes."""
 PRELOAD_OF_TRANSFORMERS = (
     "asyncsgd.data.corpora",
     "transformers.models.auto.tokenization_auto",
@@ -50,7 +50,9 @@ PRELOAD_OF_TRANSFORMERS = (
 )
 """Modules that it also imports for the library's own tasks."""
 NOT_STARTED = "NOT STARTED"
+"""The status of a run whose folder is missing or empty."""
 STOP_SECONDS = 30.0
+"""So long runs that were asked to stop may take to save what they have. Then they are killed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,22 +60,23 @@ class PlannedJob:
     """One run that is to be made."""
 
     folder: str
-    """Below `out`."""
+    """The folder of the run, below `out`."""
     task: str
-    values: Mapping[str, Any]
+    values: GivenSettings
     """The settings of the run, by name."""
     measures: bool = True
     """Whether its seconds are a result, so that nothing else may run beside it."""
     tags: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """For trackers."""
+    """What trackers show of the run, beside its settings: its stage and its arm."""
     saves_model: bool = True
+    """Whether the model is saved at the end, so that another run can start from it."""
     out: Path = Path()
     """The folder of all runs."""
     study: str = ""
     command_prefix: str = ""
     """How the library's command is typed, e.g. ``asyncsgd``; empty: a script of experiments/ is typed in its place."""
     loop: Loop = "library"
-    """What trains it."""
+    """What trains the run."""
 
     @property
     def path(self) -> Path:
@@ -81,11 +84,16 @@ class PlannedJob:
 
     @property
     def log(self) -> Path:
-        """What it prints."""
+        """The file with what the run prints."""
         return self.out / "logs" / (self.folder.replace("/", "-") + ".txt")
 
     @property
     def settings(self) -> Any:
+        """All settings of the run, as an object of groups; see `asyncsgd.settings.task.task_flags`.
+
+        Raises:
+            UsageError: for settings that cannot be, with the run's folder.
+        """
         try:
             return task_flags(class_named(self.task)).make(self.values)
         except UsageError as error:
@@ -105,13 +113,15 @@ class PlannedJob:
 
     @property
     def experiment(self) -> str:
+        """The name of what makes the run, for its config.json and for trackers."""
         if self.loop == "naive":
             return "naive_loop"
         return "stilt_mlm" if self.task == "masked_lm" else class_named(self.task).name
 
     @property
     def command(self) -> list[str]:
-        if self.loop == "naive":  # a part of its study alone
+        """The words of a command that makes the same run."""
+        if self.loop == "naive":  # only its study can make it
             return ["asyncsgd", "study", self.study]
         if self.command_prefix:
             return [*self.command_prefix.split(), "train", self.task, *flags_of(self.values)]
@@ -122,17 +132,26 @@ class PlannedJob:
 
 
 def status_of(path: Path) -> str:
-    """The status in a run's summary, or `NOT_STARTED`, or INTERRUPTED where it was killed."""
-    begun = path.is_dir() and any(path.iterdir())
-    return str(read_summary(path).get("status") or ("INTERRUPTED" if begun else NOT_STARTED))
+    """The status in a run's summary. Without a summary it is `NOT_STARTED`, or INTERRUPTED for a run that was
+    killed."""
+    status = read_summary(path).get("status")
+    if status:
+        return str(status)
+    return INTERRUPTED if _has_begun(path) else NOT_STARTED
+
+
+def _has_begun(path: Path) -> bool:
+    """Whether the folder of a run has anything in it."""
+    return path.is_dir() and any(path.iterdir())
 
 
 class Runner:
     """Makes runs, one at a time where time is measured, several at a time where it is not.
 
     Args:
-        context: of `asyncsgd.backends.launch.fork_server`, with `PRELOAD`. None: no run needs another process.
-        stop: of the script.
+        context: the fork server, which has imported `PRELOAD`; see `asyncsgd.backends.launch.fork_server`. None: no run
+            needs another process.
+        stop: whether the user has asked the script to stop.
         side_by_side: how many runs may go on at once, each in a process of its own. None: all runs are made in this
             process, one after the other.
         progress: shows how far the study is after every run.
@@ -190,7 +209,8 @@ class Runner:
                     process, job, began = running.pop(sentinel)
                     process.join()
                     self._report(job, time.monotonic() - began)
-            deadline = time.monotonic() + STOP_SECONDS  # some are running only where it was stopped
+            # Here runs are left only if the user has asked to stop.
+            deadline = time.monotonic() + STOP_SECONDS
             for process, _, _ in running.values():
                 process.terminate()
             for process, _, _ in running.values():
@@ -206,10 +226,11 @@ class Runner:
         self._number += 1
         status = status_of(job.path)
         summary = read_summary(job.path)
-        result = ""
         metrics = summary.get("metrics") or {}
         task = job.settings.task
-        score = next(iter(task.scored_by())) if getattr(task, "has_head", False) else None
+        has_head = getattr(task, "has_head", False)
+        score = next(iter(task.scored_by())) if has_head else None
+        result = ""
         if score is not None and isinstance(metrics.get(score), float):
             result = f"{words_of_score(score)} {metrics[score]:.4f}"
         elif isinstance(summary.get("final_eval_loss"), float):
@@ -217,7 +238,8 @@ class Runner:
         if summary.get("score_error") is not None:
             result = "without score"
             print(f"  without score: {summary['score_error']}; see {job.log}", file=sys.stderr, flush=True)
-        number = f"[{self._number:{len(str(self._total))}}/{self._total}]"
+        width = len(str(self._total))
+        number = f"[{self._number:{width}}/{self._total}]"
         print(f"{number} {job.folder:44} {status:11} {result:16} {seconds:6.1f} s", flush=True)
         if status not in FINISHED and not self._stop():
             self.failed.append(job)
@@ -233,7 +255,7 @@ def output_to(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
-    saved = os.dup(1), os.dup(2)
+    saved = (os.dup(1), os.dup(2))
     with open(path, "w", encoding="utf-8", buffering=1) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -269,7 +291,7 @@ def _make_run(job: PlannedJob, context: ForkServerContext | None, stop: StopRequ
     from asyncsgd.run.run import run_of
 
     train = execute
-    if job.loop == "naive":  # of a closed table, so no config and no folder can name code that is run
+    if job.loop == "naive":  # `loop` is one of two words, so no config and no folder can name code that is run
         from asyncsgd.studies.naive import train_naively as train
     identity = Identity(job.out.absolute(), job.folder, {"study": job.study, **job.tags})
     try:
@@ -277,7 +299,8 @@ def _make_run(job: PlannedJob, context: ForkServerContext | None, stop: StopRequ
         run = dataclasses.replace(run_of(job.experiment, settings), saves_model=job.saves_model)
         folder = _folder_of(job, run)
         tracking = Tracking(names_in(job.values.get("track")), identity)
-        code = lead(run, Launch(settings.job.nproc, None, False), folder, context, stop, tracking, train)
+        launch = Launch(settings.job.nproc, rank=None)  # torchrun has started no ranks
+        code = lead(run, launch, folder, context, stop, tracking, train)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
@@ -293,12 +316,13 @@ def _folder_of(job: PlannedJob, run: Run) -> RunFolder:
     bits. Otherwise it is set aside, because it may be torn anywhere.
     """
     command = shlex.join(job.command)
-    # Not where time is measured, whose clock was cut, and not after a failure, which may come again from there.
+    # A run that measures time does not go on: its seconds were interrupted. Nor does one that has failed, since it may
+    # fail again from there.
     if not job.measures and (job.path / CHECKPOINTS).is_dir() and status_of(job.path) != FAILED:
         try:
             return open_run_folder(run, command)
         except UsageError as error:
             print(f"{error}. The run is made again from its start", file=sys.stderr, flush=True)
-    if job.path.is_dir() and any(job.path.iterdir()):
+    if _has_begun(job.path):
         set_aside(job.path)
     return open_run_folder(run, command)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from asyncsgd.studies.arms import Arm
 from asyncsgd.studies.chain import UNKNOWN_TRIAL, Chain, ChainStage
-from asyncsgd.studies.config import FINETUNE_SEEDS, Analysis, Config, Finetune
+from asyncsgd.studies.config import FINETUNE_SEEDS, Analysis, Config, Finetune, GivenSettings
 
 Stage = Literal["base", "before", "tuning", "trial", "pilot", "test", "after", "finetune", "climb", "proof"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
-"""The stages of a plan, in their order. In a chain several of its stages are one stage of the plan:
+"""The stages of a plan, in their order. A stage of the plan may hold the runs of several stages of a chain:
 
-- ``before``: runs and trials of the stages before the one with the arms.
+- ``before``: runs and trials of the chain's stages before the one with the arms.
 - ``tuning``: trials of the arms.
-- ``trial``: trials of the stages after the one with the arms.
+- ``trial``: trials of the chain's stages after the one with the arms.
 - ``after``: runs of these stages for the test; those of the last one are ``finetune``.
 
 A speed ladder has ``climb`` and ``proof`` and no others.
@@ -43,13 +43,13 @@ class PlannedRun:
     parent: str | None = None
     """Folder of the run that it starts from, with `UNKNOWN_TRIAL` for the number of a trial; None: the base model."""
     finetune_seed: int | None = None
-    """Its own seed, where `seed` is that of its block."""
+    """The run's own seed, where `seed` is that of its block; None: `seed` is its own."""
 
 
 def shuffled(arms: Sequence[Arm], *key: object) -> list[Arm]:
     """The arms in an order that is a function of the key.
 
-    The keys of `runs_of` begin with a 0 that says nothing: another key would give the studies that exist another order.
+    The keys in `runs_of` begin with a 0 that has no meaning. Without it existing studies would have another order.
     """
     order = list(arms)
     random.Random(" ".join(map(str, key))).shuffle(order)
@@ -59,13 +59,12 @@ def shuffled(arms: Sequence[Arm], *key: object) -> list[Arm]:
 def runs_of(
     config: Config,
     arms: Sequence[Arm],
-    base_model: Mapping[str, Any] | None,
+    base_model: GivenSettings | None,
     finetune: Finetune | None,
     analysis: Analysis | None,
     chain: Chain,
 ) -> Iterator[PlannedRun]:
     """Every run, stage by stage; the arms of a block come in an order of its own, a function of the config."""
-
     if base_model is not None:
         yield PlannedRun(BASE, "base", BASE, base_model.get("seed", 0))
     baseline = [BASELINE] if finetune is not None and finetune.baseline else []
@@ -80,7 +79,8 @@ def runs_of(
     for seed in config.tuning.seeds:
         for number in range(len(arms[0].trials)):
             for arm in shuffled(arms, 0, "tuning", seed, number):
-                if arm.trials.index(arm.trials[number]) == number:  # an equal trial that comes earlier is the same run
+                is_first = arm.trials.index(arm.trials[number]) == number
+                if is_first:  # else the run is that of an equal trial that comes earlier
                     folder = f"tuning/{arm.name}/t{number}-s{seed}"
                     yield PlannedRun(folder, "tuning", arm.name, seed, trial=number, parent=parents[seed])
     if chain.on_tuning_seeds and analysis is not None:
@@ -102,8 +102,9 @@ def runs_of(
                 folder = f"after/{stage.name}/{name}/s{seed}"
                 yield PlannedRun(folder, "after", name, seed, parent=parent, finetune_seed=stage.seed(seed))
                 parent = folder
+    repetitions = 0 if finetune is None else finetune.repetitions
     for seed in config.seeds:
-        for repetition in range(0 if finetune is None else finetune.repetitions):
+        for repetition in range(repetitions):
             names = [arm.name for arm in shuffled(arms, 0, "finetune", seed, repetition)]
             for name in [*baseline, *names]:
                 parent = parents[seed] if name == BASELINE else folder_of_test(name, seed)
@@ -118,26 +119,31 @@ def runs_of(
 def _of_stage(
     stage: ChainStage, kind: Stage, arm: str, folder: str, seed: int, parent: str | None, tries: bool
 ) -> list[PlannedRun]:
-    """The runs of a stage without arms that start from one run: one run, or one for each trial if it `tries` them."""
-    numbers = range(len(stage.trials)) if tries and stage.trials else [None]
-    return [
-        PlannedRun(
-            f"{folder}/s{seed}" if number is None else f"{folder}/t{number}-s{seed}",
-            kind,
-            arm,
-            seed,
-            trial=number,
-            parent=parent,
-            finetune_seed=stage.seed(seed),
-        )
-        for number in numbers
-    ]
+    """The runs of a stage of a chain that start from `parent`: one run, or one for each trial if it `tries` them.
+
+    Args:
+        kind: the stage of the plan.
+        arm: whose models they start from. A stage before the arms has its own name there.
+        folder: the folder above those of the runs.
+    """
+    if not (tries and stage.trials):
+        return [PlannedRun(f"{folder}/s{seed}", kind, arm, seed, parent=parent, finetune_seed=stage.seed(seed))]
+    runs = []
+    for number in range(len(stage.trials)):
+        of_trial = f"{folder}/t{number}-s{seed}"
+        runs.append(PlannedRun(of_trial, kind, arm, seed, trial=number, parent=parent, finetune_seed=stage.seed(seed)))
+    return runs
 
 
 def _parent_of_next_stage(of_stage: Sequence[PlannedRun]) -> str:
-    """The folder of the run from whose model the next stage starts, of the runs of a stage that start from one run."""
+    """The folder whose model the next stage starts from, where `of_stage` are all runs of a stage that start from one
+    run: that of the only run, or that of the trial which tuning will choose.
+    """
     first = of_stage[0]
-    return first.folder if first.trial is None else f"{first.folder.rpartition('/')[0]}/t{UNKNOWN_TRIAL}-s{first.seed}"
+    if first.trial is None:
+        return first.folder
+    above, _, _ = first.folder.rpartition("/")
+    return f"{above}/t{UNKNOWN_TRIAL}-s{first.seed}"
 
 
 def _trials(
@@ -148,10 +154,13 @@ def _trials(
     chain: Chain,
     parents_of_arms: Mapping[int, str | None],
 ) -> Iterator[PlannedRun]:
-    """The runs of the stages after the one with the arms, on tuning seeds.
+    """The runs of the chain's stages after the one with the arms, on tuning seeds.
 
     The models of the reference go through all of them. Those of the other arms go through a stage if it, or a later
     one, is tuned for each arm.
+
+    Args:
+        parents_of_arms: seed -> the folder whose model all arms start from.
     """
     condition = (analysis.primary.num_workers, analysis.primary.clock)
     of_condition = [arm for arm in arms if arm.workers_and_clock == condition]

@@ -1,4 +1,4 @@
-"""Carry a plan out stage by stage; stop anywhere and go on later."""
+"""A study is carried out stage by stage. It can be stopped anywhere and go on later."""
 
 from __future__ import annotations
 
@@ -31,12 +31,15 @@ def fork_server_for(plan: StudyPlan) -> ForkServerContext:
     tasks = {plan.task(run) for run in plan.runs}
     model = None
     modules: set[str] = set()
-    if not tasks.isdisjoint(TASKS):  # a model of one's own needs no transformers
-        model = plan.models_and_data()[0][0]
-        modules |= {*PRELOAD_OF_TRANSFORMERS}
+    if not tasks.isdisjoint(TASKS):  # a task of the user's own needs no transformers
+        model, _ = plan.models_and_data()[0]
+        modules.update(PRELOAD_OF_TRANSFORMERS)
     modes = {arm.settings.get("mode") for arm in plan.arms}
-    modules |= {name for kind in KINDS if kind.mode in modes for name in kind.preload}
-    modules |= {name for task in tasks for name in class_named(task).preload}
+    for kind in KINDS:
+        if kind.mode in modes:
+            modules.update(kind.preload)
+    for task in tasks:
+        modules.update(class_named(task).preload)
     return fork_server(model, *PRELOAD, *sorted(modules))
 
 
@@ -50,16 +53,19 @@ def carry_out(
     shard: tuple[int, int],
     again: str = "type the same command with --retry",
 ) -> list[PlannedJob]:
-    """Run everything that is left, stage by stage, and what the plan grows by; return the runs that failed.
+    """Make the runs that are left, stage by stage, and then those by which the plan grows. Return the runs that failed.
 
     Args:
-        context, jobs: see `Runner`.
+        context: see `Runner`.
+        jobs: how many runs go on side by side; see `side_by_side` of `Runner`.
+        retry: whether what FAILED is made again.
+        shard: the number of this shard, from 1, and how many there are.
         again: how runs that failed are made again, for messages.
 
     Raises:
         RunError: if a stage cannot begin because the one before it is not complete; the message says what to type.
         UsageError: if what is there does not fit the plan.
-        KeyboardInterrupt: if the user has asked for it.
+        KeyboardInterrupt: if the user has asked to stop.
     """
     failed: list[PlannedJob] = []
     progress = progress_of(study, jobs, retry, shard)
@@ -69,19 +75,22 @@ def carry_out(
                 f"the base model could not be made; look at {study.out / 'logs' / 'base.txt'}, then {again}, "
                 f"or mend the config and name another folder"
             )
-        if stage in WAITS_FOR:
+        earlier = WAITS_FOR.get(stage)
+        if earlier is not None:
             study.choose()
-            if missing := study.unfinished(WAITS_FOR[stage]):
-                raise RunError(_not_finished(WAITS_FOR[stage], missing, shard, failed, again))
+            missing = study.unfinished(earlier)
+            if missing:
+                raise RunError(_not_finished(earlier, missing, shard, failed, again))
         if stage == "test":
             study.register()
             for name, tried in study.tried.items():
-                if tried and all(trial.score is None for trial in tried):
+                have_diverged = all(trial.score is None for trial in tried)
+                if tried and have_diverged:
                     print(f"every trial of {name} diverged; its first one is tested all the same", file=sys.stderr)
-        # In a chain a run can be made only when the one is there from which it starts, so it takes several rounds.
+        # In a chain a run can be made only when the run that it starts from is done, so there are several rounds.
         for _ in range(study.plan.chain.rounds(stage)):
             study.choose()
-            todo = study.to_do(stage, shard if stage != "base" else (1, 1), retry=retry)
+            todo = study.to_do(stage, _shard_of(stage, shard), retry=retry)
             if stage == "base" and todo and shard[0] > 1:
                 raise RunError(f"the base model is made by --shard 1/{shard[1]}; run it first, then this command again")
             if todo:
@@ -91,10 +100,10 @@ def carry_out(
                 finally:
                     progress.clear()  # so that the next message has a line of its own
                 failed += runner.failed
-    known = study.words
+    known_words = study.words
     if study.grow():
         for rung, word in study.words.items():
-            if rung not in known:
+            if rung not in known_words:
                 print(f"{rung}: {word}", flush=True)
         study.choose()
         study.write_plan()
@@ -103,20 +112,17 @@ def carry_out(
 
 
 def progress_of(study: StudyFolder, jobs: int | None, retry: bool, shard: tuple[int, int]) -> Progress:
-    """How far the runs of a shard are, of those that can be made here.
+    """How far a shard is, counted in the runs that can be made here.
 
     Args:
-        study: the plan and its folder.
-        jobs: how many runs go on side by side; None: one.
-        retry: whether what FAILED is made again.
-        shard: its number, and how many there are.
+        jobs, retry, shard: see `carry_out`.
     """
     plan = study.plan
     skipped = () if retry else (FAILED,)
     num_finished = 0
     left = []
     for stage in STAGES:
-        own = share(plan, stage, shard if stage != "base" else (1, 1))
+        own = share(plan, stage, _shard_of(stage, shard))
         for run in plan.of_stage(stage):
             status = study.status(run)
             if run.folder not in own or status in skipped:
@@ -130,9 +136,15 @@ def progress_of(study: StudyFolder, jobs: int | None, retry: bool, shard: tuple[
     return Progress(left, num_finished + len(left), min(jobs or 1, available_cores()))
 
 
+def _shard_of(stage: Stage, shard: tuple[int, int]) -> tuple[int, int]:
+    """The shard of a stage. The base model is one run, whose stage is not divided."""
+    return (1, 1) if stage == "base" else shard
+
+
 def _not_finished(
     stage: Stage, missing: Sequence[PlannedRun], shard: tuple[int, int], failed: Sequence[PlannedJob], again: str
 ) -> str:
+    """What to tell the user where the runs of `stage` that are `missing` keep the next stage from beginning."""
     do = f"look at its log in logs/, then {again}"
     if shard[1] > 1 and not failed:
         do = "run the other shards, then this command again"
