@@ -1,4 +1,4 @@
-"""``python -m analysis candidates DIR``: what a finder found in a corpus, and what masking would make of it.
+"""``python -m analysis candidates DIR``: the spans of a corpus that a finder proposes for masking, shown in some texts.
 
 It reads the folder that ``experiments/mask_candidates.py`` filled: some texts with their candidates and with the words
 that one drawing masks, the share of candidates, and the commonest ones."""
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.commands import begun
+from analysis.commands import run_command
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import read_json
 
@@ -48,8 +48,12 @@ def marked_text(example: Mapping[str, Any]) -> str:
         for start, end in spans:
             opening[start] = opening.get(start, "") + left
             closing[end] = right + closing.get(end, "")
-    places = range(len(text) + 1)
-    return "".join(closing.get(n, "") + opening.get(n, "") + text[n : n + 1] for n in places)
+    marked = ""
+    for position in range(len(text) + 1):
+        marked += closing.get(position, "")
+        marked += opening.get(position, "")
+        marked += text[position : position + 1]
+    return marked
 
 
 def show(folder: Path, number: int) -> None:
@@ -79,7 +83,7 @@ def show(folder: Path, number: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return begun(
+    return run_command(
         show,
         __doc__,
         argv,

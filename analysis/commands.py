@@ -1,4 +1,4 @@
-"""How every command begins and ends: with its flags, with an exit code, and no traceback for what a user can change."""
+"""Runs a command of the analysis: parses its flags, and ends without a traceback for what a user can change."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from asyncsgd.errors import UsageError
 from asyncsgd.records.run_folder import write_text
 
 
-def begun(
+def run_command(
     command: Callable[..., None],
     doc: str | None,
     arguments: Sequence[str] | None,
     flags: Mapping[str, Mapping[str, Any]],
     examples: str = "",
 ) -> int:
-    """Parse the flags of a command, and carry it out with them; the exit code is 0, or 2 for what a user can change.
+    """Parse the flags of a command and carry it out; the exit code is 0, or 2 for what a user can change.
 
     Args:
-        doc: of its module; the first line says how it is typed and what it shows. Where another door was typed,
-            `sys.argv` begins with that.
+        doc: the docstring of its module. Its first line says how the command is typed and, after a colon, what it does.
         flags: name -> what `ArgumentParser.add_argument` takes.
+        examples: what ``--help`` ends with.
     """
     first_line = str(doc).partition("\n")[0].replace("``", "")
-    typed, _, shows = first_line.partition(": ")
-    *door, name = typed.split()[:4]
-    prog = " ".join([*door, name])
-    if sys.argv[0].endswith(f" {name}"):
+    usage, _, description = first_line.partition(": ")
+    *prefix, name = usage.split()[:4]  # python -m analysis NAME
+    prog = " ".join([*prefix, name])
+    if sys.argv[0].endswith(f" {name}"):  # typed in another way, such as `asyncsgd NAME`
         prog = sys.argv[0]
     parser = argparse.ArgumentParser(
         prog=prog,
-        description=shows[:1].upper() + shows[1:],
-        epilog=examples.replace(" ".join(door), prog.removesuffix(f" {name}")),
+        description=description[:1].upper() + description[1:],
+        epilog=examples.replace(" ".join(prefix), prog.removesuffix(f" {name}")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    for name, options in flags.items():
-        parser.add_argument(name, **options)
-    given = vars(parser.parse_args(arguments))
-    os.environ["MPLBACKEND"] = "Agg"  # a notebook's is handed to its commands, and may be nothing to this environment
+    for flag, options in flags.items():
+        parser.add_argument(flag, **options)
+    values = vars(parser.parse_args(arguments))
+    os.environ["MPLBACKEND"] = "Agg"  # a notebook sets one for the commands that it starts, which may not exist here
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # "±" on a console that has no such character is no reason to fail
     try:
-        command(**given)
+        command(**values)
         sys.stdout.flush()  # here, where a reader that has gone is no error
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands import begun
+from analysis.commands import run_command
 from asyncsgd.errors import UsageError
 
 if TYPE_CHECKING:  # pandas and matplotlib take seconds to import, which --help and a typing error should not
@@ -29,7 +29,7 @@ Only runs with status DONE enter the means; the others are counted and listed be
 EVALUATED_ON = ["task", "data", "evaluation", "terms"]
 """Columns of `runs` that losses have to share to be compared."""
 CONDITION = ["mode", "rule", "workers", "batch_size", "clock"]
-"""Columns that a row of the table shares."""
+"""Columns in which the runs of a row of the table are equal."""
 DIGITS = {
     "loss": 4,
     "metric": 4,
@@ -66,25 +66,28 @@ def read_all(folders: Sequence[Path]) -> tuple[DataFrame, DataFrame]:
     return pd.concat(all_runs).set_index("run", drop=False), pd.concat(all_curves)
 
 
-def pretraining(runs: DataFrame) -> DataFrame:
-    """Runs that a table may hold: what they are is known, and they are no fine-tunings."""
-    known = ~runs["status"].isin(("UNFINISHED", "UNREADABLE", "MISSING"))
-    return runs[known & (runs["task"] != "finetuning")].sort_index()
+def pretrainings(runs: DataFrame) -> DataFrame:
+    """The runs that have a readable summary and are no fine-tunings."""
+    has_summary = ~runs["status"].isin(("UNFINISHED", "UNREADABLE", "MISSING"))
+    is_pretraining = runs["task"] != "finetuning"
+    return runs[has_summary & is_pretraining].sort_index()
 
 
 def grouped(runs: DataFrame) -> Iterator[tuple[str, DataFrame]]:
-    """A heading and the runs of every table, which tells it from the other tables."""
+    """Split runs into tables: the runs of each, below a heading that names in what it differs from the other tables."""
     differing = [name for name in EVALUATED_ON if runs[name].nunique(dropna=False) > 1]
-    for _, own in runs.groupby(EVALUATED_ON, dropna=False):
-        first = own.iloc[0]
+    for _, of_table in runs.groupby(EVALUATED_ON, dropna=False):
+        first = of_table.iloc[0]
         words = []
         for name in differing or ["data"]:
-            value = f"{first[name]:g}" if name == "terms" else first[name] or "unknown"
+            value = first[name] or "unknown"
+            if name == "terms":
+                value = f"{first[name]:g}"
             words.append(f"{name} {value}")
-        yield ", ".join(words), own
+        yield ", ".join(words), of_table
 
 
-def rows_of(runs: DataFrame) -> DataFrame:
+def table_rows(runs: DataFrame) -> DataFrame:
     """A row for runs that are alike: counts, and means and standard deviations over those that are DONE."""
     from pandas import Series
 
@@ -98,7 +101,7 @@ def rows_of(runs: DataFrame) -> DataFrame:
     values = table[[*DIGITS]].where(table["done"]).groupby(by, dropna=False)
     means = values.agg(["mean", "std", "count"]).rename(columns={"std": "sd", "count": "n"})
     means.columns = ["_".join(name) for name in means]
-    means["delay_max_mean"] = values["delay_max"].max()
+    means["delay_max_mean"] = values["delay_max"].max()  # of the largest delays no mean is shown
     counts = rows.agg(runs=("run", "size"), done=("done", "sum"), diverged=("diverged", "sum"), names=("run", list))
     return counts.join(means).reset_index()
 
@@ -122,7 +125,8 @@ def shown(rows: DataFrame) -> DataFrame:
     from pandas import DataFrame
 
     kept: dict[str, Any] = {}
-    for name in rows.columns[: list(rows).index("runs")]:
+    columns_before_counts = rows.columns[: list(rows).index("runs")]
+    for name in columns_before_counts:  # they say which runs a row has
         if name in ("mode", "rule", "workers") or rows[name].nunique(dropna=False) > 1:
             kept[name] = [f"{value:g}" if isinstance(value, float) else str(value) for value in rows[name]]
     kept["runs"] = [counted(row.done, row.runs, row.diverged) for row in rows.itertuples()]
@@ -140,7 +144,8 @@ def _mean(row: Any, name: str, digits: int) -> str:
     text = f"{mean:.{digits}f}"
     if name == "loss":
         deviation = row["loss_sd"]
-        text += " ± -" if math.isnan(deviation) else f" ± {deviation:.{digits}f}"
+        shown_deviation = "-" if math.isnan(deviation) else f"{deviation:.{digits}f}"
+        text += f" ± {shown_deviation}"
     number = row[f"{name}_n"]
     if number < row["done"]:
         text += f" (n={number})"
@@ -164,7 +169,7 @@ def notes(runs: DataFrame) -> list[str]:
 
     lines = []
     done = rows_with(runs, status="DONE", diverged=False)
-    for row in rows_of(runs).itertuples():
+    for row in table_rows(runs).itertuples():
         seeds = done.loc[done.index.intersection(row.names), "seed"].dropna()
         repeated = seeds[seeds.duplicated(keep=False)]
         for seed, count in repeated.value_counts().sort_index().items():
@@ -182,24 +187,24 @@ def notes(runs: DataFrame) -> list[str]:
 
 
 def left_out(runs: DataFrame) -> list[str]:
-    """Every run that is in no mean, or had a problem."""
-    is_tuned = runs["task"] == "finetuning"
+    """Every run that is in no mean or had a problem, and the fine-tunings, each with the reason."""
+    is_finetuning = runs["task"] == "finetuning"
     is_done = runs["status"] == "DONE"
     lines = []
-    lost = runs[~is_tuned & (~is_done | runs["diverged"])]
+    lost = runs[~is_finetuning & (~is_done | runs["diverged"])]
     if len(lost):
         lines.append("not in the means:")
     for run in lost.itertuples():
         why = run.left_out or run.status
         lines.append(f"  {run.run}: {why}; {run.notes}" if run.notes else f"  {run.run}: {why}")
-    noted = runs[~is_tuned & is_done & (runs["notes"] != "")]
+    noted = runs[~is_finetuning & is_done & (runs["notes"] != "")]
     if len(noted):
         lines.append("in the means, but:")
     for run in noted.itertuples():
         lines.append(f"  {run.run}: {run.notes}")
-    if is_tuned.any():
+    if is_finetuning.any():
         lines.append("fine-tuning runs (in analysis.report):")
-    for run in runs[is_tuned].itertuples():
+    for run in runs[is_finetuning].itertuples():
         lines.append(f"  {run.run}: {run.left_out or run.status}")
     return lines
 
@@ -208,13 +213,13 @@ def render(runs: DataFrame, form: str) -> str:
     """The tables as ``text`` or ``md``, warnings below each, then the runs that are not in them."""
     from analysis import tables
 
-    known = pretraining(runs)
+    known = pretrainings(runs)
     groups = list(grouped(known)) if len(known) else []
     blocks = []
     if len(groups) > 1:
         blocks.append("WARNING: losses and metrics of different tables must not be compared")
     for heading, own in groups:
-        table = shown(rows_of(own))
+        table = shown(table_rows(own))
         written = tables.markdown(table) if form == "md" else table.to_string(index=False)
         blocks.append(f"{heading}\n\n{written}".rstrip())
         blocks.append("\n".join(notes(own)))
@@ -229,10 +234,10 @@ def render_csv(runs: DataFrame) -> str:
     import pandas as pd
 
     parts = []
-    for _, own in grouped(pretraining(runs)):
-        rows = rows_of(own).drop(columns="names")
-        for place, name in enumerate(EVALUATED_ON):
-            rows.insert(place, name, own[name].iloc[0])
+    for _, own in grouped(pretrainings(runs)):
+        rows = table_rows(own).drop(columns="names")
+        for position, name in enumerate(EVALUATED_ON):
+            rows.insert(position, name, own[name].iloc[0])
         parts.append(rows)
     return pd.concat(parts).to_csv(index=False) if parts else ""
 
@@ -243,19 +248,18 @@ def save_figures(runs: DataFrame, curves: DataFrame, folder: Path) -> list[Path]
     from analysis.questions import NO_PLAN, groups, labels
 
     folder.mkdir(parents=True, exist_ok=True)
-    known = pretraining(runs)
+    known = pretrainings(runs)
     known = known.assign(stage="test", arm=_arms(known))
     arms = groups(known, NO_PLAN)
-    # all of them share a picture
-    styles = plots.arm_styles(arms.assign(group=""))
-    named = labels(arms)
+    styles = plots.arm_styles(arms.assign(group=""))  # arms of all groups share a picture
+    arm_labels = labels(arms)
     tables = list(grouped(known))
     paths = []
     for number, (heading, own) in enumerate(tables):
         evaluated = own[own["run"].isin(curves["run"])]
         for name, x, drawn in _pictures(evaluated):
             figure, (axes,) = plots.figure(6.0, 3.8)
-            plots.loss(axes, drawn, curves, styles, named, x)
+            plots.loss(axes, drawn, curves, styles, arm_labels, x)
             axes.legend(frameon=False, fontsize=8)
             axes.set_title(heading if len(tables) > 1 else "", fontsize=8)
             if len(tables) > 1:
@@ -267,7 +271,10 @@ def save_figures(runs: DataFrame, curves: DataFrame, folder: Path) -> list[Path]
 def _pictures(runs: DataFrame) -> Iterator[tuple[str, str, DataFrame]]:
     """Name, x axis and runs of the pictures of one table."""
     for clock, own in runs.groupby("clock"):
-        yield "loss_vs_virtual_seconds" if clock == "virtual" else "loss_vs_seconds", "seconds", own
+        name = "loss_vs_seconds"
+        if clock == "virtual":
+            name = "loss_vs_virtual_seconds"
+        yield name, "seconds", own
     if len(runs):
         yield "loss_vs_samples", "samples", runs
 
@@ -285,7 +292,7 @@ def _arms(runs: DataFrame) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the comparison and save its pictures; returns the exit code (2 for what the user has to change)."""
-    return begun(
+    return run_command(
         _run,
         __doc__,
         arguments,
@@ -308,7 +315,7 @@ def _run(folders: Sequence[Path], out: Path | None, form: str) -> None:
     # only the table goes to standard output, so that it can be piped into a file
     print(render_csv(runs), end="")
     lines = []
-    for _, own in grouped(pretraining(runs)):
+    for _, own in grouped(pretrainings(runs)):
         lines += notes(own)
     print(*lines, *left_out(runs), sep="\n", file=sys.stderr)
     print(*save_figures(runs, curves, pictures), sep="\n", file=sys.stderr)

@@ -10,19 +10,19 @@ import pandas as pd
 from pandas import DataFrame
 
 from analysis import special, tables, ways
-from analysis.commands import begun, write
+from analysis.commands import run_command, write
 from analysis.comparison_sections import TablePart, parts_of, sentences
 from analysis.comparisons import Comparisons, read
 from analysis.load import load
 from analysis.page import render
 
 
-def reported(command: str, about: str | None, arguments: Sequence[str] | None) -> int:
-    """Carry out the command; return the exit code.
+def run_report(command: str, about: str | None, arguments: Sequence[str] | None) -> int:
+    """Carry out the command of a special report; return the exit code.
 
     Args:
-        command: its name, which is also that of the special report.
-        about: the docstring of its module.
+        command: the name of the command and of the special report.
+        about: the docstring of the command's module.
     """
     file = {"type": Path, "metavar": "FILE"}
 
@@ -43,7 +43,7 @@ def reported(command: str, about: str | None, arguments: Sequence[str] | None) -
             write(out, render(special.page_of(load(runs), out, command)))
             print(f"page   {out}")
 
-    return begun(
+    return run_command(
         run,
         about,
         arguments,

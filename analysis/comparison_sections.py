@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,7 +11,7 @@ import seaborn as sns
 from pandas import DataFrame
 
 from analysis import gallery, plots, tables
-from analysis.comparisons import COSTS, Comparisons, read
+from analysis.comparisons import COSTS, ArmOfComparison, Comparisons, read
 from analysis.page import Addition, Drawing, Section, drawing, slug, table
 from analysis.stats import MINIMUM_PAIRS
 
@@ -27,7 +28,7 @@ PERPLEXITY = "Perplexity: e to the loss; over seeds e to the mean loss, the geom
 CHOSEN = "The first rows were chosen by the numbers that they show, so they are a little too good."
 NO_ORDER = "The rows are in no order, since they are not comparable."
 SHOWN = ("model", "arm", "runs", "loss", "perplexity", "difference", "p_holm", "word", "speed")
-"""Columns of the losses."""
+"""Columns of the table of losses."""
 WORDS = {
     "equivalent": "the loss is equivalent within ±{margin:g} {unit}",
     "different but negligible": "the loss differs, by less than ±{margin:g} {unit}",
@@ -35,11 +36,11 @@ WORDS = {
     "worse": "the loss is higher",
     "undecided": "the loss is not distinguishable",
 }
-"""What a word of the judge is in a sentence."""
+"""Word of an answer -> what a sentence says of it."""
 
 
 class TablePart(NamedTuple):
-    """A table of the page with what stands around it."""
+    """A table of the page, with its notes and the pictures above it."""
 
     key: str
     title: str
@@ -73,21 +74,23 @@ def losses_of(found: Comparisons, name: str, arms: DataFrame) -> TablePart:
         notes.append(PERPLEXITY)
     else:
         shown = shown.drop(columns="perplexity")
-    notes += about(arms)
+    notes += limits_of_arms(arms)
     shown = shown.rename(columns={"difference": "loss - reference", "speed": "samples/s, times the reference"})
     title = f"{name}: against {first['reference']}"
     return TablePart(f"comparison-{name}", title, shown, tuple(notes), tuple(loss_pictures(found, name)))
 
 
-def shown_word(arm: Any) -> str:
+def shown_word(arm: ArmOfComparison) -> str:
     """The word of an arm in the table."""
     if arm.diverged and arm.word != "not comparable":
         return f"{arm.diverged} diverged"
-    return "reference" if arm.arm == arm.reference else str(arm.word)
+    if arm.arm == arm.reference:
+        return "reference"
+    return arm.word
 
 
-def about(arms: DataFrame) -> Iterator[str]:
-    """Why arms, or their seconds, are not compared, and what their margins are, a sentence for each."""
+def limits_of_arms(arms: DataFrame) -> Iterator[str]:
+    """A sentence for each margin, each arm and each arm's seconds that cannot be compared as declared."""
     for arm in arms.itertuples():
         name = f"{arm.model}, {arm.arm}"
         if is_known(arm.about_margin):
@@ -101,28 +104,28 @@ def about(arms: DataFrame) -> Iterator[str]:
 
 
 def is_known(text: Any) -> bool:
-    """Whether a cell of a table holds a text; one that is not known is empty, or nan."""
+    """Whether a cell holds a text: a text that is not known is empty or nan."""
     return isinstance(text, str) and text != ""
 
 
 def grid_of(grid: DataFrame) -> TablePart:
-    """Seconds to a loss: within a model those first that most seeds reached it with, and the fastest of them."""
-    missed = -grid["reached"] / grid["runs"]
+    """Seconds to a loss. The rows of a model are sorted by the share of runs that reached it, then by the seconds."""
+    share_missed = 1 - grid["reached"] / grid["runs"]
     seconds = grid["seconds"].map(lambda interval: interval.estimate)
-    ordered = grid.assign(missed=missed, fastest=seconds)
-    different = grid[grid["why"] != ""]
-    if different.empty:
-        ordered = ordered.sort_values(["model", "missed", "fastest"], kind="stable")
+    rows = grid.assign(share_missed=share_missed, mean_seconds=seconds)
+    not_comparable = grid[grid["why"] != ""]
+    if not_comparable.empty:
+        rows = rows.sort_values(["model", "share_missed", "mean_seconds"], kind="stable")
         notes = [CHOSEN]
     else:
         notes = [NO_ORDER]
-    for row in different.itertuples():
-        place = f"learning rate {row.learning_rate:g}, batch {row.batch}, length {row.length}"
-        notes.append(f"{row.model}, {place}: {row.why}.")
-    shown = ordered.drop(columns=["missed", "fastest", "unit", "why", "threshold", "runs"])
+    for row in not_comparable.itertuples():
+        point = f"learning rate {row.learning_rate:g}, batch {row.batch}, length {row.length}"
+        notes.append(f"{row.model}, {point}: {row.why}.")
+    shown = rows.drop(columns=["share_missed", "mean_seconds", "unit", "why", "threshold", "runs"])
     shown["loss"] = [loss if loss.n else "diverged" for loss in shown["loss"]]
     shown["learning_rate"] = shown["learning_rate"].map("{:g}".format)
-    shown["reached"] = [f"{row.reached} of {row.runs}" for row in ordered.itertuples()]
+    shown["reached"] = [f"{row.reached} of {row.runs}" for row in rows.itertuples()]
     shown = shown.rename(columns={"seconds": "seconds to the loss", "reached": "reached it", "loss": "final loss"})
     losses = sorted({f"{row.model} {row.threshold:g} {row.unit}" for row in grid.itertuples()})
     lead = (
@@ -131,20 +134,22 @@ def grid_of(grid: DataFrame) -> TablePart:
     return TablePart("grid", "Seconds to a loss", shown, (lead, *notes), tuple(grid_pictures(grid)))
 
 
-def told(folder: Path) -> list[str]:
-    """The sentences of the study in a folder."""
+def sentences_of(folder: Path) -> list[str]:
+    """The sentences on the study in a folder."""
     return sentences(read(folder))
 
 
 def sentences(found: Comparisons) -> list[str]:
-    """What every comparison shows, an arm in a sentence, and what limits that; first whether there are enough seeds."""
+    """A sentence for each arm, then what limits them; before these, whether there are too few seeds."""
+    lines = [*verdicts(found), *limits_of_arms(found.arms)]
     few = too_few_seeds(found)
-    told = [*verdicts(found), *about(found.arms)]
-    return [few, *told] if few else told
+    if few:
+        return [few, *lines]
+    return lines
 
 
 def too_few_seeds(found: Comparisons) -> str:
-    """That the seeds bear no verdict; empty where they can."""
+    """Says that so few seeds bear no verdict; empty where there are enough."""
     number = found.num_seeds
     if number >= MINIMUM_PAIRS:
         return ""
@@ -153,26 +158,26 @@ def too_few_seeds(found: Comparisons) -> str:
 
 
 def verdicts(found: Comparisons) -> list[str]:
-    """What every comparison shows, an arm in a sentence."""
-    told = []
+    """What each arm shows against its reference, in a sentence."""
+    lines = []
     for arm in found.arms.itertuples():
         name = f"{arm.model}, {arm.arm}"
         if arm.diverged:
-            told.append(f"{name}: {arm.diverged} of {arm.runs} runs diverged, so its loss is not judged.")
+            lines.append(f"{name}: {arm.diverged} of {arm.runs} runs diverged, so its loss is not judged.")
         if not arm.word or arm.word == "not comparable":
             continue
         loss = WORDS.get(arm.word, "no verdict on the loss").format(margin=arm.margin, unit=arm.unit)
-        told.append(f"{name}: {speed_of(arm)}; {loss} ({arm.difference.estimate:+.3f} {arm.unit}).")
-    return told or ["No verdict: no arm is compared with another one."]
+        lines.append(f"{name}: {speed_of(arm)}; {loss} ({arm.difference.estimate:+.3f} {arm.unit}).")
+    return lines or ["No verdict: no arm is compared with another one."]
 
 
-def speed_of(arm: Any) -> str:
-    """How fast an arm is beside its reference."""
+def speed_of(arm: ArmOfComparison) -> str:
+    """The samples a second of an arm as a multiple of its reference's, in words."""
     speed = arm.speed
     if not speed.n:
         return "no speed is compared"
     text = f"{speed.estimate:.2f} times the samples a second of {arm.reference}"
-    if speed.low == speed.low and speed.n > 2:  # of two seeds it would say nothing, at length
+    if speed.n > 2 and not math.isnan(speed.low):  # the interval of two seeds would be wide and say nothing
         text += f" (95 % CI {speed.low:.2f} to {speed.high:.2f})"
     return text
 
@@ -186,13 +191,22 @@ def styles_of(found: Comparisons) -> Mapping[str, Any]:
 def loss_pictures(found: Comparisons, comparison: str) -> Iterator[Drawing]:
     """Loss against seconds, a picture for each model."""
     arms = found.arms[found.arms["comparison"] == comparison]
-    own = found.runs[(found.runs["comparison"] == comparison) & found.runs["arm"].isin(arms["arm"])]
+    of_comparison = found.runs["comparison"] == comparison
+    runs = found.runs[of_comparison & found.runs["arm"].isin(arms["arm"])]
+    styles = styles_of(found)
     for model in arms["model"].unique():
-        name = f"{slug(comparison)}-{slug(model)}"
-        title = f"Loss against seconds: {model}"
-        caption = f"{model}: a line for every seed."
-        runs = own[own["model"] == model]
-        yield drawing(gallery.drawn(name, title, caption, plots.loss, runs, found.curves, styles_of(found), {}))
+        of_model = runs[runs["model"] == model]
+        picture = gallery.draw_picture(
+            f"{slug(comparison)}-{slug(model)}",
+            f"Loss against seconds: {model}",
+            f"{model}: a line for every seed.",
+            plots.loss,
+            of_model,
+            found.curves,
+            styles,
+            {},
+        )
+        yield drawing(picture)
 
 
 def grid_pictures(grid: DataFrame) -> Iterator[Drawing]:
@@ -200,14 +214,15 @@ def grid_pictures(grid: DataFrame) -> Iterator[Drawing]:
     for model, points in grid[grid["reached"] > 0].groupby("model", sort=False):
         loss = f"{points['threshold'].iloc[0]} {points['unit'].iloc[0]}"
         caption = f"{model}: mean over the seeds that reached {loss}; no point: none did."
-        yield drawing(gallery.drawn(f"grid-{slug(str(model))}", f"Grid: {model}", caption, _draw_grid, points))
+        name = f"grid-{slug(str(model))}"
+        yield drawing(gallery.draw_picture(name, f"Grid: {model}", caption, _draw_grid, points))
 
 
 def _draw_grid(axes: Any, points: DataFrame) -> str:
     seconds = points["seconds"].map(lambda interval: interval.estimate)
     shown = points.assign(seconds=seconds, batch=points["batch"].astype(str))
-    look = {"hue": "batch", "style": "length", "palette": "colorblind"}
-    sns.lineplot(shown, x="learning_rate", y="seconds", markers=True, ax=axes, **look)
+    style = {"hue": "batch", "style": "length", "palette": "colorblind"}
+    sns.lineplot(shown, x="learning_rate", y="seconds", markers=True, ax=axes, **style)
     plots.logarithmic(axes)
     axes.set(xlabel="learning rate", ylabel="seconds to the loss")
     axes.set_ylim(bottom=0)
@@ -221,20 +236,20 @@ def addition(study: Study) -> Addition:
 
 
 def addition_of(found: Comparisons, parts: list[TablePart]) -> Addition:
-    """The first part stands on top, with a sentence for each arm; the others are folded."""
-    told = verdicts(found)
-    few = too_few_seeds(found)
+    """The first part stands on top of the page, with a sentence for each arm; the others are folded."""
+    lines = verdicts(found)
+    headline = (" ".join(lines[:2]), tuple(lines[2:]))
     warnings: tuple[str, ...] = ()
-    headline = (" ".join(told[:2]), tuple(told[2:]))
+    few = too_few_seeds(found)
     if few:
-        number = found.num_seeds
-        are = "1 seed is" if number == 1 else f"{number} seeds are"
-        headline = (few, tuple(told))
+        headline = (few, tuple(lines))
+        are = "1 seed is" if found.num_seeds == 1 else f"{found.num_seeds} seeds are"
         warnings = (f"{are} too few for a verdict on a loss; {MINIMUM_PAIRS} can bear one.",)
     first, *others = parts
-    sections = [
-        Section(slug(part.key), part.title, part.pictures, (table(part.frame, notes=part.notes),)) for part in others
-    ]
+    sections = []
+    for part in others:
+        shown = table(part.frame, notes=part.notes)
+        sections.append(Section(slug(part.key), part.title, part.pictures, (shown,)))
     if found.left_out:
         sections.append(Section("left-out", "Runs in no number", lead=tuple(found.left_out)))
     return Addition(

@@ -20,61 +20,114 @@ from analysis.gate import MAX_OTHER_LOAD, compare_arms, settings_that_differ
 from analysis.measure import Measure
 from analysis.read import read as read_study
 from analysis.runs import rows_with
-from analysis.stats import t_interval
+from analysis.stats import Interval, t_interval
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import FINISHED, read_json
 from asyncsgd.settings.yaml_reader import read_yaml
 
 CONFIG = "config.yaml"
-JUDGING = ("language_model", "parallelism", "speed_ladder")
-"""Special reports that judge in the place of the page; `analysis.special` has all of them."""
-OF_COMPARISONS = "language_model"
-"""The report of a study whose config has models and names no report."""
-ARMS = {
-    "comparison": "name in the config",
-    "model": "name in the config",
-    "arm": "name in the config",
-    "reference": "arm that it is compared with",
-    "unit": "of the loss",
-    "margin": "of equivalence, in this unit",
-    "runs": "finished ones",
-    "diverged": "of these; they are in no other number, so an arm with any is not judged",
-    "loss": "at the end, after equal samples; mean and t interval over seeds",
-    "perplexity": "e to the loss: the geometric mean over seeds",
-    "difference": "of the loss, arm - reference; none where a run of either diverged",
-    "p_holm": "of the difference, over all arms of the comparison",
-    "word": "what the difference shows",
-    "why": "what makes runs of the arm and of the reference not comparable",
-    "about_margin": "why the margin is not used, or its share of the reference's improvement where that is above 10 %",
-    "speed": "geometric mean of the ratios of samples a second, arm / reference",
-    "no_speed": "what makes their seconds not comparable",
-    "samples_per_second": "mean and t interval over seeds",
-    "computing": "share of the workers' time",
-    "waiting": "share of the workers' time",
-    "communicating": "share of the workers' time",
-    "applying": "share of the training clock in which the server stepped",
-    "tokens_per_second": "mean over seeds",
-    "mfu": "model FLOPs utilisation, of runs that had the machine for themselves",
-    "busy_cores": "of all processes, of the same runs",
-    "memory_gib": "sum of the peaks of a run's processes",
-    "gpu_gib": "the same on GPUs",
-}
+REPORTS_THAT_JUDGE = ("language_model", "parallelism", "speed_ladder")
+"""Special reports whose verdicts replace those of the page; `analysis.special` has all special reports."""
+DEFAULT_REPORT = "language_model"
+"""The special report of a study whose config has models and names no report."""
 COSTS = (
     *("computing", "waiting", "communicating", "applying"),
     *("tokens_per_second", "mfu", "busy_cores", "memory_gib", "gpu_gib"),
 )
-GRID = ("model", "unit", "learning_rate", "batch", "length", "threshold", "seconds", "reached", "runs", "why", "loss")
+"""Columns of `ArmOfComparison` that are means over runs, shown in a table of their own."""
+
+
+class ArmOfComparison(NamedTuple):
+    """A row of `Comparisons.arms`: an arm of one comparison, for one model, and what it shows against its reference.
+
+    A number that is not known is nan.
+    """
+
+    comparison: str
+    model: str
+    arm: str
+    reference: str
+    """The arm that it is compared with."""
+    unit: str
+    """The unit of the loss."""
+    margin: float
+    """The margin of equivalence, in that unit."""
+    runs: int
+    """The number of finished runs."""
+    diverged: int
+    """How many of them diverged. They enter no other number, so an arm with any is not judged."""
+    loss: Interval
+    """Mean and t interval over seeds of the loss at the end, after equal samples."""
+    perplexity: Interval
+    """e to the loss: the geometric mean over seeds."""
+    difference: Interval
+    """The loss of the arm - the loss of the reference; not known where a run of either diverged."""
+    p_holm: float
+    """The p value of the difference, corrected for all arms of the comparison."""
+    word: str
+    """What the difference shows."""
+    why: str
+    """Why the runs of the arm and of the reference are not comparable."""
+    about_margin: str
+    """Why the margin is not used, or its share of the reference's improvement where that is above 10 %."""
+    speed: Interval
+    """The geometric mean of the ratios of samples a second, arm / reference."""
+    no_speed: str
+    """Why their seconds are not comparable."""
+    samples_per_second: Interval
+    """Mean and t interval over seeds."""
+    computing: float
+    """Share of the workers' time."""
+    waiting: float
+    """Share of the workers' time."""
+    communicating: float
+    """Share of the workers' time."""
+    applying: float
+    """Share of the training clock in which the server stepped."""
+    tokens_per_second: float
+    mfu: float
+    """Model FLOPs utilisation, of runs that had the machine for themselves."""
+    busy_cores: float
+    """Busy cores of all processes, of runs that had the machine for themselves."""
+    memory_gib: float
+    """The sum of the peaks of a run's processes."""
+    gpu_gib: float
+    """The same on GPUs."""
+
+
+class GridPoint(NamedTuple):
+    """A row of `Comparisons.grid`: the runs of one learning rate, batch size and sequence length."""
+
+    model: str
+    unit: str
+    learning_rate: float
+    batch: int
+    length: int
+    threshold: float
+    """The loss to reach."""
+    seconds: Interval
+    """Seconds until runs reached it."""
+    reached: int
+    """How many runs reached it."""
+    runs: int
+    why: str
+    """Why the runs are not comparable with those of the first point of their length; empty where they are."""
+    loss: Interval
+    """Loss at the end."""
+    samples_per_second: Interval
 
 
 class Comparisons(NamedTuple):
-    """What was measured, as tables; `arms` has the columns of `ARMS`."""
+    """What was measured, as tables."""
 
     name: str
     runs: DataFrame
     """The finished ones, with their `comparison`, `model`, `arm` and `summary`; index `run`."""
     curves: DataFrame
     arms: DataFrame
+    """Its rows are `ArmOfComparison`."""
     grid: DataFrame
+    """Its rows are `GridPoint`."""
     left_out: list[str]
 
     @property
@@ -95,7 +148,7 @@ def report_of(folder: Path) -> str | None:
         return None
     name = config.get("report")
     if name is None and "models" in config:
-        name = OF_COMPARISONS
+        name = DEFAULT_REPORT
     return None if name is None else str(name)
 
 
@@ -124,17 +177,17 @@ def read(folder: Path) -> Comparisons:
         why = run.left_out or run.notes
         if why:
             left_out.append(f"{run.run}: {why}")
-    places = all_runs["run"].str.extract(RUN_FOLDER)
-    is_finished = all_runs["status"].isin(FINISHED) & places["seed"].notna()
-    runs = all_runs.assign(**places)[is_finished]
+    names = all_runs["run"].str.extract(RUN_FOLDER)
+    is_finished = all_runs["status"].isin(FINISHED) & names["seed"].notna()
+    runs = all_runs.assign(**names)[is_finished]
     if runs.empty:
         raise UsageError(f"{folder} holds no finished run; run the experiment again")
     summaries = [read_json(path / "summary.json") for path in runs["path"]]
     runs = runs.assign(seed=runs["seed"].astype(int), summary=summaries)
     models = list(config["models"])
     arms = []
-    for name, given in (config.get("comparisons") or {}).items():
-        arms += _rows_of_comparison(runs, name, given, models)
+    for name, declared in (config.get("comparisons") or {}).items():
+        arms += _rows_of_comparison(runs, name, declared, models)
     points = []
     if config.get("grid"):
         points = _grid(runs, Measure(curves), config["grid"], models)
@@ -142,8 +195,8 @@ def read(folder: Path) -> Comparisons:
         name=str(config["name"]),
         runs=runs,
         curves=curves,
-        arms=DataFrame(arms, columns=[*ARMS]),
-        grid=DataFrame(points, columns=[*GRID, "samples_per_second"]),
+        arms=DataFrame(arms, columns=[*ArmOfComparison._fields]),
+        grid=DataFrame(points, columns=[*GridPoint._fields]),
         left_out=left_out,
     )
 
@@ -155,51 +208,56 @@ def of_arm(runs: DataFrame, comparison: str, model: str, arm: str) -> DataFrame:
 
 
 def _rows_of_comparison(
-    runs: DataFrame, name: str, given: Mapping[str, Any], models: list[str]
+    runs: DataFrame, name: str, declared: Mapping[str, Any], models: list[str]
 ) -> list[dict[str, Any]]:
-    """The rows of one comparison, their p corrected for all of its arms whose differences vary."""
+    """The rows of one comparison, their p corrected for all of its arms whose differences vary.
+
+    Args:
+        declared: what the config says of the comparison.
+    """
     rows = []
     judged_rows = []
     questions = []
-    reference = given["reference"]
-    for model, arm in itertools.product(models, given["arms"]):
-        own = of_arm(runs, name, model, arm)
-        if own["diverged"].all():
+    for model, arm in itertools.product(models, declared["arms"]):
+        of_this_arm = of_arm(runs, name, model, arm)
+        if of_this_arm["diverged"].all():
             continue
-        row = {"comparison": name, "model": model, "arm": arm} | _row_alone(own, given)
+        row = {"comparison": name, "model": model, "arm": arm}
+        row |= _without_reference(of_this_arm, declared)
         rows.append(row)
-        if arm == reference:
+        if arm == declared["reference"]:
             continue
-        theirs = of_arm(runs, name, model, reference)
-        seeds = own.index.intersection(theirs.index)
-        if len(seeds):
-            allowed_differences = _allowed_differences(given["arms"], arm, reference)
-            cells, question = _beside_reference(own.loc[seeds], theirs.loc[seeds], allowed_differences, given)
-            row |= cells
-            if question is not None:
-                judged_rows.append(row)
-                questions.append(question)
+        of_reference = of_arm(runs, name, model, declared["reference"])
+        seeds = of_this_arm.index.intersection(of_reference.index)
+        if seeds.empty:
+            continue
+        allowed_differences = _allowed_differences(declared["arms"], arm, declared["reference"])
+        cells, question = _beside_reference(
+            of_this_arm.loc[seeds], of_reference.loc[seeds], allowed_differences, declared
+        )
+        row |= cells
+        if question is not None:
+            judged_rows.append(row)
+            questions.append(question)
     _judge(judged_rows, questions)
     return rows
 
 
-def _row_alone(own: DataFrame, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What an arm is and what it reached and cost, whatever its reference did."""
+def _without_reference(own: DataFrame, declared: Mapping[str, Any]) -> dict[str, Any]:
+    """The cells of an arm that do not depend on the runs of its reference."""
     alive = own[~own["diverged"]]
-    row: dict[str, Any] = {
-        "reference": given["reference"],
-        "word": "",
-        "margin": float(given["margin"]),
-        "runs": len(own),
-        "diverged": len(own) - len(alive),
-        "unit": unit_of(own["details"].iloc[0]),
-        "loss": t_interval(alive["loss"]),
-        "samples_per_second": t_interval(alive["samples_per_second"]),
-    }
-    row |= _costs(alive)
+    row: dict[str, Any] = {}
+    row["reference"] = declared["reference"]
+    row["word"] = ""
+    row["margin"] = float(declared["margin"])
+    row["runs"] = len(own)
+    row["diverged"] = len(own) - len(alive)
+    row["unit"] = unit_of(own["details"].iloc[0])
+    row["loss"] = t_interval(alive["loss"])
+    row["samples_per_second"] = t_interval(alive["samples_per_second"])
     if all("perplexity" in (summary.get("metrics") or {}) for summary in alive["summary"]):
         row["perplexity"] = row["loss"].mapped(math.exp)
-    return row
+    return row | _costs(alive)
 
 
 def _judge(rows: list[dict[str, Any]], questions: list[QuestionRow]) -> None:
@@ -224,7 +282,7 @@ def _with_underscores(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _beside_reference(
-    ours: DataFrame, theirs: DataFrame, allowed_differences: set[str], given: Mapping[str, Any]
+    ours: DataFrame, theirs: DataFrame, allowed_differences: set[str], declared: Mapping[str, Any]
 ) -> tuple[dict[str, Any], QuestionRow | None]:
     """The cells of an arm beside its reference, and what is asked of their losses, where anything is.
 
@@ -246,66 +304,68 @@ def _beside_reference(
     question = question_of_numbers(  # which says of one pair that there are too few seeds
         ours["loss"],
         theirs["loss"],
-        margin=float(given["margin"]),
-        margin_reason=given.get("margin_reason", ""),
+        margin=float(declared["margin"]),
+        margin_reason=declared.get("margin_reason", ""),
         gained=gained,
     )
     return row, question
 
 
 def _costs(runs: DataFrame) -> dict[str, float]:
-    """Means over runs; nothing is said of the machine's use where others used it too."""
+    """The means of `COSTS` over runs; runs beside other programs say nothing of the use of the machine."""
     applying = []
     busy_cores = []
     for summary in runs["summary"]:
         seconds = summary.get("seconds") or {}
         applying.append(seconds.get("apply", math.nan))
+        busy = math.nan
         usage = summary.get("usage")
         if usage:
-            busy_cores.append(sum(usage["cores"].values()))
-        else:
-            busy_cores.append(math.nan)
+            busy = sum(usage["cores"].values())
+        busy_cores.append(busy)
     table = runs.assign(applying=np.array(applying) / runs["seconds"], busy_cores=busy_cores)
     is_shared = table["other_load"] > MAX_OTHER_LOAD
     table.loc[is_shared, ["mfu", "busy_cores"]] = math.nan
     return {name: float(table[name].mean()) for name in COSTS}
 
 
-def _grid(runs: DataFrame, measure: Measure, given: Mapping[str, Any], models: list[str]) -> list[dict[str, Any]]:
-    """A row for each point that has a run; those that diverged reached nothing."""
-    rows: list[dict[str, Any]] = []
-    first: dict[tuple[str, int], DataFrame] = {}
-    points = itertools.product(models, given["learning_rate"], given["batch_size"], given["seq_len"])
-    for model, given_rate, given_batch, given_length in points:
-        rate = float(given_rate)
-        batch = int(given_batch)
-        length = int(given_length)
+def _grid(runs: DataFrame, measure: Measure, declared: Mapping[str, Any], models: list[str]) -> list[dict[str, Any]]:
+    """A row for each point of the grid that has a run.
+
+    Args:
+        declared: what the config says of the grid.
+    """
+    rows = []
+    first_points: dict[tuple[str, int], DataFrame] = {}
+    points = itertools.product(models, declared["learning_rate"], declared["batch_size"], declared["seq_len"])
+    for model, declared_rate, declared_batch, declared_length in points:
+        rate = float(declared_rate)
+        batch = int(declared_batch)
+        length = int(declared_length)
         own = of_arm(runs, "grid", model, f"lr{rate:g}-b{batch}-l{length}")
         if own.empty:
             continue
-        first_of_length = first.setdefault((model, length), own)
-        gated = compare_arms(own, first_of_length, {"learning_rate", "batch_size"})
-        threshold = float(given["threshold"][model])
-        alive = own[~own["diverged"]]
-        times = []
-        for run in alive["run"]:
-            curve = measure.curve(run, "seconds")
-            seconds = reached(curve, threshold)
-            if math.isfinite(seconds):
-                times.append(seconds)
-        row = {
-            "model": model,
-            "unit": unit_of(own["details"].iloc[0]),
-            "learning_rate": rate,
-            "batch": batch,
-            "length": length,
-            "threshold": threshold,
-            "seconds": t_interval(times),
-            "reached": len(times),
-            "runs": len(own),
-            "why": gated.why_not_comparable or gated.why_untimed,
-            "loss": t_interval(alive["loss"]),
-            "samples_per_second": t_interval(alive["samples_per_second"]),
-        }
-        rows.append(row)
+        gated = compare_arms(own, first_points.setdefault((model, length), own), {"learning_rate", "batch_size"})
+        threshold = float(declared["threshold"][model])
+        row = {"model": model, "learning_rate": rate, "batch": batch, "length": length, "threshold": threshold}
+        row["why"] = gated.why_not_comparable or gated.why_untimed
+        rows.append(row | _at_threshold(own, measure, threshold))
     return rows
+
+
+def _at_threshold(own: DataFrame, measure: Measure, threshold: float) -> dict[str, Any]:
+    """What the runs of a point of the grid measured; those that diverged reached nothing."""
+    alive = own[~own["diverged"]]
+    times = []
+    for run in alive["run"]:
+        seconds = reached(measure.curve(run, "seconds"), threshold)
+        if math.isfinite(seconds):
+            times.append(seconds)
+    return {
+        "unit": unit_of(own["details"].iloc[0]),
+        "seconds": t_interval(times),
+        "reached": len(times),
+        "runs": len(own),
+        "loss": t_interval(alive["loss"]),
+        "samples_per_second": t_interval(alive["samples_per_second"]),
+    }

@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from analysis.stats import Array
@@ -29,9 +29,9 @@ class Crossing(NamedTuple):
     high: float
     """Largest such delay; inf where it lies beyond the last one measured."""
     reason: str
-    """In words: what is not known and why, and whether the mean crosses more than once."""
-    all: tuple[float, ...]
-    """Every delay at which the mean crosses 0, in either direction: with more than one, `at` is only the first rise."""
+    """What is not known and why, and whether the mean crosses more than once, in words."""
+    crossings: tuple[float, ...]
+    """Every delay at which the mean crosses 0, in either direction; if there are several, `at` is the first rise."""
 
 
 def crossing_point(positions: ArrayLike, table: ArrayLike, level: float = 0.95) -> Crossing:
@@ -60,63 +60,86 @@ def crossing_point(positions: ArrayLike, table: ArrayLike, level: float = 0.95) 
     delays = delays[order]
     values = values[:, order]
     means = np.array([math.fsum(column) / len(column) for column in values.T])
-    below = means < 0
-    changes = np.flatnonzero(below[:-1] != below[1:])
+    is_below = means < 0
     x = np.log2(delays + 1)
-    zeros = [float(x[k] + means[k] / (means[k] - means[k + 1]) * (x[k + 1] - x[k])) for k in changes]
-    crossings = tuple(2.0**zero - 1 for zero in zeros)
-    rises = [crossing for k, crossing in zip(changes, crossings, strict=True) if below[k]]
-    first = f"{delays[0]:g}"
-    last = f"{delays[-1]:g}"
-    if below.all():
-        told = f"the mean shows an advantage at every measured delay, up to {last}"
-    elif not below.any():
-        told = f"the mean shows no advantage at any measured delay, from {first} on"
-    elif not rises:
-        told = f"the mean shows no advantage at delay {first} and gains one by {last}, which it does not lose again"
-    else:
-        counts = f"the mean crosses 0 {len(crossings)} times, {len(rises)} of them from below"
-        told = f"{counts}; this is the first of those" if len(crossings) > 1 else ""
+    zeros = []
+    rises = []
+    for k in np.flatnonzero(is_below[:-1] != is_below[1:]):
+        share = means[k] / (means[k] - means[k + 1])
+        zero = float(x[k] + share * (x[k + 1] - x[k]))
+        zeros.append(zero)
+        if is_below[k]:
+            rises.append(2.0**zero - 1)
+    at = rises[0] if rises else math.nan
+    reasons = [_about_mean(delays, is_below, len(zeros), len(rises))]
     low = math.nan
     high = math.nan
-    note = "one seed gives no interval"
-    if len(values) > 1:
-        low, high, note = _not_excluded(x, values, zeros, level)
-    return Crossing(rises[0] if rises else math.nan, low, high, "; ".join(filter(None, (told, note))), crossings)
+    if len(values) == 1:
+        reasons.append("one seed gives no interval")
+    else:
+        low, high, about_interval = _not_excluded(x, values, zeros, level)
+        reasons.append(about_interval)
+    crossings = tuple(2.0**zero - 1 for zero in zeros)
+    return Crossing(at, low, high, "; ".join(filter(None, reasons)), crossings)
+
+
+def _about_mean(delays: Array, is_below: NDArray[np.bool], num_crossings: int, num_rises: int) -> str:
+    """Where the mean shows an advantage, in words; empty where it is lost once and never gained."""
+    first = f"{delays[0]:g}"
+    last = f"{delays[-1]:g}"
+    if is_below.all():
+        return f"the mean shows an advantage at every measured delay, up to {last}"
+    if not is_below.any():
+        return f"the mean shows no advantage at any measured delay, from {first} on"
+    if not num_rises:
+        return f"the mean shows no advantage at delay {first} and gains one by {last}, which it does not lose again"
+    if num_crossings == 1:
+        return ""
+    return f"the mean crosses 0 {num_crossings} times, {num_rises} of them from below; this is the first of those"
 
 
 def _not_excluded(x: Array, values: Array, zeros: list[float], level: float) -> tuple[float, float, str]:
     """The smallest and the largest delay whose t interval contains 0, and what limits them in words.
 
-    It contains 0 where mean^2 - t^2 var / S is not above 0, which is a parabola between two measured delays.
+    It contains 0 where mean^2 - t^2 var / S is not above 0. Between two measured delays, at the share s of the way, a
+    seed has left + s rise, so that this is the parabola (a + b s)^2 - (var + 2 cov s + var_rise s^2), where a and b are
+    the means of left and rise, and the variances have the factor t^2 / S.
     """
     factor = float(stats.t.ppf((1 + level) / 2, len(values) - 1)) ** 2 / len(values)
     rounding = 1e-24 * float((values**2).max())
-    ends = list(zeros)
+    ends = list(zeros)  # where the mean is 0 the interval contains it
     for k, (left, right) in enumerate(itertools.pairwise(values.T)):
-        a = left.mean()
-        b = (right - left).mean()
         rise = right - left
-        (var, both), (_, var_rise) = factor * np.cov(left, rise)
-        roots = np.roots([b * b - var_rise, 2 * (a * b - both), a * a - var])
-        ends += [x[k] + root.real * (x[k + 1] - x[k]) for root in roots if not root.imag and 0 <= root.real <= 1]
+        a = left.mean()
+        b = rise.mean()
+        (var, cov), (_, var_rise) = factor * np.cov(left, rise)
+        for root in np.roots([b * b - var_rise, 2 * (a * b - cov), a * a - var]):
+            if root.imag == 0 and 0 <= root.real <= 1:
+                ends.append(x[k] + root.real * (x[k + 1] - x[k]))
 
     def excess(at: float) -> float:
-        there = np.array([np.interp(at, x, row) for row in values])
-        return float(there.mean() ** 2 - factor * there.var(ddof=1))
+        """mean^2 - t^2 var / S at a position."""
+        interpolated = np.array([np.interp(at, x, row) for row in values])
+        return float(interpolated.mean() ** 2 - factor * interpolated.var(ddof=1))
 
-    kept = sorted([*ends, *(at for at in x if excess(at) <= rounding)])
+    ends += [at for at in x if excess(at) <= rounding]
+    ends.sort()
     percent = f"{100 * level:g} %"
-    if not kept:
+    if not ends:
         return math.nan, math.nan, f"no measured or interpolated delay has a {percent} interval that contains 0"
-    gaps = [(a, b) for a, b in itertools.pairwise(kept) if b - a > SAME_POINT and excess((a + b) / 2) > rounding]
-    notes = [f"the {percent} set has {1 + len(gaps)} parts; the interval spans them"] if gaps else []
-    low = 2.0 ** kept[0] - 1
-    high = 2.0 ** kept[-1] - 1
-    if kept[0] == x[0]:
+    num_parts = 1
+    for end, next_end in itertools.pairwise(ends):
+        if next_end - end > SAME_POINT and excess((end + next_end) / 2) > rounding:
+            num_parts += 1
+    notes = []
+    if num_parts > 1:
+        notes.append(f"the {percent} set has {num_parts} parts; the interval spans them")
+    low = 2.0 ** ends[0] - 1
+    high = 2.0 ** ends[-1] - 1
+    if ends[0] == x[0]:
         notes.append(f"the {percent} interval begins at or before delay {low:g}, the first measured")
         low = -math.inf
-    if kept[-1] == x[-1]:
+    if ends[-1] == x[-1]:
         notes.append(f"the {percent} interval ends at or beyond delay {high:g}, the last measured")
         high = math.inf
     return low, high, "; ".join(notes)

@@ -387,14 +387,14 @@ def crossing_in_words(point: Crossing) -> str:
         if interval:
             sentence += f"; not excluded: {interval}"
         return sentence
-    if len(point.all) == 1:
+    if len(point.crossings) == 1:
         sentence = f"the advantage is lost at tau = {point.at:.2g}"
     else:
-        between = f"between tau = {min(point.all):.2g} and {max(point.all):.2g}"
-        sentence = f"no single crossing (the mean crosses {len(point.all)} times, {between})"
+        between = f"between tau = {min(point.crossings):.2g} and {max(point.crossings):.2g}"
+        sentence = f"no single crossing (the mean crosses {len(point.crossings)} times, {between})"
     if interval:
         sentence += f", {interval}"
-    if point.reason and len(point.all) == 1:
+    if point.reason and len(point.crossings) == 1:
         sentence += f" ({point.reason})"
     return sentence
 

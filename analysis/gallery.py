@@ -22,44 +22,49 @@ KINDS = ("forest", "loss", "reached", "against")
 
 
 class Picture(NamedTuple):
-    """A figure with what is said beside it."""
+    """A figure with its texts."""
 
     name: str
-    """Of its file, and its id on the page."""
+    """The name of its file, and its id on the page."""
     title: str
     figure: Figure
     caption: str
     about: str
-    """A sentence of numbers for who cannot see it."""
+    """What it shows, in a sentence with numbers, for readers who cannot see it."""
 
 
-def drawn(
+def draw_picture(
     name: str,
     title: str,
     caption: str,
     draw: Callable[..., str],
-    *tables: Any,
+    *arguments: Any,
     size: tuple[float, float] = (4.9, 3.1),
     **options: Any,
 ) -> Picture:
-    """A picture with one pair of axes and its legend, by a function of `plots`."""
+    """A picture with one pair of axes and its legend.
+
+    Args:
+        draw: a function of `plots`, which is called with the axes, `arguments` and `options`.
+    """
     figure, (axes,) = plots.figure(*size)
-    about = draw(axes, *tables, **options)
+    about = draw(axes, *arguments, **options)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=7.5, labelcolor=plots.MUTED)
     return Picture(name, title, figure, caption, about)
 
 
 def groups_of(study: Study) -> list[str]:
-    """The names of the groups, that of the first comparison first."""
-    known = study.arms["group"]
+    """The names of the groups of arms, in the order of their comparisons."""
+    groups = study.arms["group"]
     compared = study.tests["group"]
-    of_arms = compared[compared.isin(known)]
-    return list(dict.fromkeys([*of_arms, *known]))
+    # a comparison may have a group of its own, which is no group of arms
+    of_arms = compared[compared.isin(groups)]
+    return list(dict.fromkeys([*of_arms, *groups]))
 
 
 def forest(study: Study) -> Iterator[Picture]:
-    """Who is sooner, and whose loss is lower."""
+    """All comparisons: how many times sooner a treatment is, and how much lower its loss."""
     tests = study.tests[(study.tests["n"] > 0) & (study.tests["reference"] != BASELINE)]
     if not len(tests):
         return
@@ -77,42 +82,44 @@ def forest(study: Study) -> Iterator[Picture]:
     yield Picture("forest", title, figure, caption, about)
 
 
-def curves(study: Study, group: str, number: int) -> Iterator[Picture]:
-    """Loss against seconds and samples of a group."""
+def loss_pictures(study: Study, group: str, number: int) -> Iterator[Picture]:
+    """Loss against seconds and samples of a group, which is the `number`-th of the page."""
     own = _of_group(study, group)
-    styles = plots.arm_styles(study.arms)
-    named = _in_group(study, group)
     if own.empty or not len(study.curves):
         return
+    styles = plots.arm_styles(study.arms)
+    names = _in_group(study, group)
     note = "Thin: one run; a cross: it diverged. Thick: the mean, with its 95 % t band."
     target = _target(study, group)
     if target is not None:
         note += " Dashed: the target."
     for x in ("seconds", "samples"):
         name = f"loss-{x}-{number}" if number else f"loss-{x}"
-        told = f"{conditions(group)}. {note}"
-        yield drawn(name, f"Loss against {x}", told, plots.loss, own, study.curves, styles, named, x, target=target)
+        title = f"Loss against {x}"
+        caption = f"{conditions(group)}. {note}"
+        yield draw_picture(name, title, caption, plots.loss, own, study.curves, styles, names, x, target=target)
 
 
 def _in_group(study: Study, group: str) -> dict[str, str]:
-    """Labels of arms beside a title that names what all of them share."""
+    """The labels of a group's arms, without what all of them share: the title of the picture says that."""
     return labels(study.arms[study.arms["group"] == group])
 
 
-def times(study: Study) -> Iterator[Picture]:
-    """The share of runs at the target, by group."""
+def target_pictures(study: Study) -> Iterator[Picture]:
+    """The share of runs at the target against seconds, a picture for each group."""
     styles = plots.arm_styles(study.arms)
     for number, group in enumerate(groups_of(study)):
-        named = _in_group(study, group)
         own = _of_group(study, group)
         target = _target(study, group)
-        if target is not None and own["arm"].nunique() > 1:
-            title = f"Runs at the target: {conditions(group)}"
-            yield drawn(f"reached-{number}", title, "", plots.reached, own, study.curves, styles, named, target)
+        if target is None or own["arm"].nunique() < 2:
+            continue
+        names = _in_group(study, group)
+        title = f"Runs at the target: {conditions(group)}"
+        yield draw_picture(f"reached-{number}", title, "", plots.reached, own, study.curves, styles, names, target)
 
 
-def against(study: Study) -> Iterator[Picture]:
-    """Throughput over workers, loss over delay and seconds, loss over tuned rates, delays."""
+def scatter_pictures(study: Study) -> Iterator[Picture]:
+    """Throughput against workers, loss against delay, seconds and tuned learning rates, and counts of delays."""
     styles = plots.arm_styles(study.arms)
     used = tables.tested(study.runs)
     alive = used[~used["diverged"]]
@@ -122,39 +129,39 @@ def against(study: Study) -> Iterator[Picture]:
             if varies and _one_machine(own, (x, y)):
                 name = f"{y}-{x}-{clock}".replace("_", "-")
                 title = f"{y} against {x}, {clock} clock".replace("_", " ")
-                yield drawn(name, title, "", plots.against, own, styles, x, y, log=x == "workers")
+                yield draw_picture(name, title, "", plots.against, own, styles, x, y, log=x == "workers")
     tried = study.runs[(study.runs["stage"] == "tuning") & study.runs["loss"].notna()]
     if tried["learning_rate"].nunique() > 1:
         title = "loss against learning rate"
-        yield drawn("rates", title, "", plots.against, tried, styles, "learning_rate", "loss", log=True)
+        yield draw_picture("rates", title, "", plots.against, tried, styles, "learning_rate", "loss", log=True)
     for number, group in enumerate(groups_of(study)):
         counts = _delays_of(_of_group(study, group))
         if counts:
-            yield drawn(f"delays-{number}", f"Delays: {conditions(group)}", "", plots.delays, counts, styles)
+            yield draw_picture(f"delays-{number}", f"Delays: {conditions(group)}", "", plots.delays, counts, styles)
 
 
-def confusions(study: Study) -> Iterator[Picture]:
+def confusion_pictures(study: Study) -> Iterator[Picture]:
     """The confusion matrix of every arm that was fine-tuned."""
     tuned = study.runs[study.runs["stage"] == "finetune"]
     for number, arm in enumerate(tuned["arm"].unique()):
         counts = tables.confusion(study.runs, arm)
         if counts is not None:
             size = 1.2 + 0.6 * len(counts)
-            yield drawn(f"confusion-{number}", arm, "", plots.heat, counts, size=(size, size))
+            yield draw_picture(f"confusion-{number}", arm, "", plots.heat, counts, size=(size, size))
 
 
 def everything(study: Study) -> Iterator[Picture]:
     """All pictures of a study."""
     yield from forest(study)
     for number, group in enumerate(groups_of(study)):
-        yield from curves(study, group, number)
-    yield from times(study)
-    yield from against(study)
-    yield from confusions(study)
+        yield from loss_pictures(study, group, number)
+    yield from target_pictures(study)
+    yield from scatter_pictures(study)
+    yield from confusion_pictures(study)
 
 
 def save(study: Study, folder: Path) -> list[str]:
-    """Write every picture there as PDF and SVG; their names."""
+    """Write every picture into a folder as PDF and SVG; returns their names."""
     folder.mkdir(parents=True, exist_ok=True)
     names = []
     for picture in everything(study):
@@ -178,14 +185,14 @@ def plot(study: Study, kind: str, **options: Any) -> Figure:
     styles = plots.arm_styles(study.arms)
     if kind == "against":
         used = tables.tested(study.runs)
-        return drawn(kind, "", "", plots.against, used[~used["diverged"]], styles, **options).figure
+        return draw_picture(kind, "", "", plots.against, used[~used["diverged"]], styles, **options).figure
     group = groups_of(study)[0]
     options.setdefault("target", _target(study, group))
     if kind == "reached" and options["target"] is None:
         raise UsageError("no target was declared; name one: plot('reached', target=5.0)")
     draw = plots.loss if kind == "loss" else plots.reached
     own = _of_group(study, group)
-    return drawn(kind, "", "", draw, own, study.curves, styles, labels(study.arms), **options).figure
+    return draw_picture(kind, "", "", draw, own, study.curves, styles, labels(study.arms), **options).figure
 
 
 def _of_group(study: Study, group: str) -> Any:
@@ -206,9 +213,10 @@ def _delays_of(runs: Any) -> dict[str, Counter[int]]:
     found: dict[str, Counter[int]] = {}
     for run in runs.itertuples():
         counts = found.setdefault(run.arm, Counter())
-        with contextlib.suppress(OSError, ValueError):  # torn after what was read of it
+        with contextlib.suppress(OSError, ValueError):  # a log may be torn; what was read before that counts
             for record in read_events(run.path / EVENTS):
-                counts.update(use[1] for use in record.get("uses") or ())
+                for _, delay in record.get("uses") or ():
+                    counts[delay] += 1
     return {arm: counts for arm, counts in found.items() if any(counts)}
 
 

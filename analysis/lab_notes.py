@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from analysis.commands import begun
+from analysis.commands import run_command
 from analysis.compare import counted, left_out
 from analysis.compare import notes as comparability_notes
 
@@ -463,7 +463,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "runs_dir": {"type": Path, "metavar": "RUNS_DIR", "help": "a study's folder, or one with run folders"},
         "--format": {"dest": "form", "choices": ("text", "md"), "default": "text", "help": "of the table"},
     }
-    return begun(_run, __doc__, arguments, flags, EXAMPLE)
+    return run_command(_run, __doc__, arguments, flags, EXAMPLE)
 
 
 if __name__ == "__main__":

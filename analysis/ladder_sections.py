@@ -341,7 +341,7 @@ def picture(ladder: Ladder) -> pages.Drawing:
     caption = f"{task}: the geometric mean of the ratios of the turns, with its 95 % interval."
     size = 6.4, 0.9 + 0.32 * len(rungs)
     return pages.drawing(
-        gallery.drawn(f"ladder-{pages.slug(task)}", f"Rungs: {task}", caption, _draw, rungs, size=size)
+        gallery.draw_picture(f"ladder-{pages.slug(task)}", f"Rungs: {task}", caption, _draw, rungs, size=size)
     )
 
 
@@ -366,7 +366,7 @@ def factor(value: float) -> str:
     return f"{value:g}" if value >= 1 else f"1/{1 / value:g}"
 
 
-def told(folder: Path) -> list[str]:
+def sentences_of(folder: Path) -> list[str]:
     """The headlines of the study in a folder."""
     return headlines(read(folder))
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from analysis.comparison_report import reported
+from analysis.comparison_report import run_report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    return reported("language_model", __doc__, arguments)
+    return run_report("language_model", __doc__, arguments)
 
 
 if __name__ == "__main__":

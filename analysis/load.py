@@ -82,7 +82,7 @@ class Study:
     def headlines(self) -> list[Headline]:
         """What is said first: one for each registered comparison, or that of a special report that judges by itself."""
         name = comparisons.report_of(self.folder)
-        if name in comparisons.JUDGING:
+        if name in comparisons.REPORTS_THAT_JUDGE:
             from analysis import special  # matplotlib takes a second
 
             with contextlib.suppress(UsageError):  # a report that cannot be read has the headlines of every study

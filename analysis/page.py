@@ -204,7 +204,7 @@ def _first_pictures(study: Study) -> tuple[Drawing, ...]:
     pictures = list(gallery.forest(study))
     groups = gallery.groups_of(study)
     if groups:
-        pictures += gallery.curves(study, groups[0], 0)
+        pictures += gallery.loss_pictures(study, groups[0], 0)
     return tuple(map(drawing, pictures))
 
 
@@ -253,7 +253,7 @@ def _sections(study: Study, made: Mapping[str, tuple[str, DataFrame]], out: Path
 
     others: list[gallery.Picture] = []
     for number, group in enumerate(gallery.groups_of(study)[1:], 1):
-        others += gallery.curves(study, group, number)
+        others += gallery.loss_pictures(study, group, number)
     add(
         "differences",
         "Differences of differences",
@@ -261,9 +261,9 @@ def _sections(study: Study, made: Mapping[str, tuple[str, DataFrame]], out: Path
         lead=map(differences.sentence, study.differences.itertuples()),
     )
     add("curves", "Loss curves of the other groups", others)
-    add("times", "Time to the target", gallery.times(study))
-    add("workers", "Throughput, delay, learning rate", gallery.against(study), ["tuning"])
-    add("downstream", "Downstream scores", gallery.confusions(study), ["downstream"], notes=(ABOUT_SCORES,))
+    add("times", "Time to the target", gallery.target_pictures(study))
+    add("workers", "Throughput, delay, learning rate", gallery.scatter_pictures(study), ["tuning"])
+    add("downstream", "Downstream scores", gallery.confusion_pictures(study), ["downstream"], notes=(ABOUT_SCORES,))
     add("tables", "Tables", names=["arms", "sets", "settings", "tests"], lead=ABOUT_TESTS)
     add("runs", "Every run", names=["runs"], links=_links(study, out))
     add("environment", "Machines and code", names=["environments"])

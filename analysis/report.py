@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.commands import begun, write
+from analysis.commands import run_command, write
 from asyncsgd.errors import UsageError, nearest
 
 if TYPE_CHECKING:  # scipy, pandas and matplotlib take seconds to import, which --help and a typing error should not
@@ -30,7 +30,7 @@ The page goes to RUNS_DIR/report.html unless --out says otherwise; the rest goes
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the report; returns the exit code (2 for what the user has to change)."""
-    return begun(
+    return run_command(
         _run,
         __doc__,
         arguments,

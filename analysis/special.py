@@ -26,9 +26,9 @@ REPORTS: Mapping[str, Callable[[Study], Addition]] = {
 }
 """The names that a config may have behind ``report:``; `asyncsgd.studies.config.Report` has the same."""
 SENTENCES: Mapping[str, Callable[[Path], list[str]]] = {
-    "language_model": comparison_sections.told,
-    "parallelism": comparison_sections.told,
-    "speed_ladder": ladder_sections.told,
+    "language_model": comparison_sections.sentences_of,
+    "parallelism": comparison_sections.sentences_of,
+    "speed_ladder": ladder_sections.sentences_of,
 }
 """What those of them say that judge in the place of the page."""
 KEPT = ("runs", "environment", "problems", "again")

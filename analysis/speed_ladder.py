@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis import special
-from analysis.commands import begun, write
+from analysis.commands import run_command, write
 from analysis.ladder import read
 from analysis.ladder_sections import text
 from analysis.load import load
@@ -33,7 +33,7 @@ def report(folder: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     folder = {"type": Path, "metavar": "OUT", "help": "folder of a study that is a speed ladder"}
-    return begun(report, __doc__, arguments, {"folder": folder})
+    return run_command(report, __doc__, arguments, {"folder": folder})
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame, Series
 
-from analysis.commands import begun
+from analysis.commands import run_command
 from analysis.load import Study, load
 from analysis.over_tasks import (
     MINIMUM_TASKS,
@@ -291,7 +291,7 @@ def _run(studies: Sequence[Path], figures: Path | None, seed: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the comparison; returns the exit code (2 for what the user has to change)."""
-    return begun(
+    return run_command(
         _run,
         __doc__,
         arguments,

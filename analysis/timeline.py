@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from analysis.commands import begun
+from analysis.commands import run_command
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import EVENTS, read_events
 from asyncsgd.records.run_folder import find_run
@@ -151,7 +151,7 @@ def _read(events: Path, trace: Path) -> Drawn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return begun(
+    return run_command(
         write,
         __doc__,
         argv,

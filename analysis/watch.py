@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from analysis.commands import begun
+from analysis.commands import run_command
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import EVENTS, Moment, read_json, record_in
 from asyncsgd.records.locks import is_locked
@@ -363,7 +363,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop = threading.Event()
     before = signal.signal(signal.SIGINT, lambda number, interrupted: stop.set())
     try:
-        return begun(
+        return run_command(
             functools.partial(watch, stop=stop),
             __doc__,
             argv,

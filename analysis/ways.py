@@ -292,7 +292,7 @@ def f1_pictures(found: Comparisons, ways: DataFrame) -> Iterator[Drawing]:
     for model, own in ways[has_curve].groupby("model", sort=False):
         name = f"f1-{slug(str(model))}"
         title = f"F1 against samples: {model}"
-        picture = gallery.drawn(name, title, caption, _draw_f1, own, styles)
+        picture = gallery.draw_picture(name, title, caption, _draw_f1, own, styles)
         yield drawing(picture)
 
 

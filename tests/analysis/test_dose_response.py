@@ -99,7 +99,7 @@ def test_a_mean_that_crosses_more_than_once_has_no_single_crossing():
     logs = pairs.pivot(index="seed", columns="delay", values=WHOLE)
     crossing = crossing_point(logs.columns, logs)
     told = crossing_in_words(crossing)
-    first, second, third = crossing.all
+    first, second, third = crossing.crossings
     assert 1 < first < 3 < second < 7 < third < 15
     ends = f"between tau = {first:.2g} and {third:.2g}"
     assert told.startswith(f"no single crossing (the mean crosses 3 times, {ends}), 95 % interval")
