@@ -307,18 +307,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(folders: Sequence[Path], out: Path | None, form: str) -> None:
     runs, curves = read_all(folders)
-    pictures = folders[0] / "figures" if out is None else out
-    if form != "csv":
+    progress = sys.stdout
+    if form == "csv":
+        # only the table goes to standard output, so that it can be piped into a file
+        progress = sys.stderr
+        print(render_csv(runs), end="")
+        lines = []
+        for _, own in grouped(pretrainings(runs)):
+            lines += notes(own)
+        print(*lines, *left_out(runs), sep="\n", file=progress)
+    else:
         print(render(runs, form), flush=True)
-        print(*save_figures(runs, curves, pictures), sep="\n")
-        return
-    # only the table goes to standard output, so that it can be piped into a file
-    print(render_csv(runs), end="")
-    lines = []
-    for _, own in grouped(pretrainings(runs)):
-        lines += notes(own)
-    print(*lines, *left_out(runs), sep="\n", file=sys.stderr)
-    print(*save_figures(runs, curves, pictures), sep="\n", file=sys.stderr)
+    print(*save_figures(runs, curves, out or folders[0] / "figures"), sep="\n", file=progress)
 
 
 if __name__ == "__main__":

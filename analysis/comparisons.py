@@ -31,8 +31,15 @@ REPORTS_THAT_JUDGE = ("language_model", "parallelism", "speed_ladder")
 DEFAULT_REPORT = "language_model"
 """The special report of a study whose config has models and names no report."""
 COSTS = (
-    *("computing", "waiting", "communicating", "applying"),
-    *("tokens_per_second", "mfu", "busy_cores", "memory_gib", "gpu_gib"),
+    "computing",
+    "waiting",
+    "communicating",
+    "applying",
+    "tokens_per_second",
+    "mfu",
+    "busy_cores",
+    "memory_gib",
+    "gpu_gib",
 )
 """Columns of `ArmOfComparison` that are means over runs, shown in a table of their own."""
 
@@ -141,8 +148,8 @@ RUN_FOLDER = r"^(?P<comparison>[^/]+)/(?:(?P<model>[^/]+)/)?(?P<arm>[^/]+)/s(?P<
 def report_of(folder: Path) -> str | None:
     """The special report of the study in a folder; None where it has none."""
     try:
-        config = read_yaml((folder / CONFIG).read_text(encoding="utf-8"), CONFIG)
-    except (OSError, ValueError):
+        config = _config(folder)
+    except UsageError:
         return None
     if not isinstance(config, dict):
         return None

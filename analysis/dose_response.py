@@ -51,24 +51,20 @@ REFERENCE = "sync"
 SPEEDS = ("constant:1", "log_normal:0.5", "exponential:1")
 """Declared speeds whose clocks a study is put on, unless others are asked for."""
 SHARES = (0.5, 0.8, 0.9, 1.0)
-"""Of the improvement from the first evaluation to the lowest loss that both runs of a seed reach."""
+"""Shares of the improvement from the first evaluation to the lowest loss that both runs of a seed reach."""
 RATIOS = {f"log_ratio_at_{100 * share:g}_percent": f"to {100 * share:g} %" for share in SHARES}
-"""Columns of the pairs, in words."""
+"""Column of the pairs -> the share of the improvement, in words."""
 RATIO_TO_LOWEST = [*RATIOS][-1]
 """The column of the times to the lowest loss that both reach."""
-PAIRS = {
-    "speeds": "declared; empty: seconds of real processes",
-    "delay": "in updates",
-    "seed": "of both runs",
-    **dict.fromkeys(RATIOS, "log(T_delayed / T_sync)"),
-    "gap": "loss at equal seconds, delayed - sync, in the unit of the loss",
-    "target_loss": "registered before the runs",
-    "delayed_loss": "at the end, after equal samples",
-    "sync_loss": "at the end, after equal samples",
-}
-"""Columns of dose_response.csv, a row for each seed; beside them, whether the runs reached the target, and why measured
-seconds are not compared."""
+PAIRS = ("speeds", "delay", "seed", *RATIOS, "gap", "target_loss", "delayed_loss", "sync_loss")
+"""Columns of dose_response.csv, which has a row for each seed.
+
+`speeds` are the declared ones, empty for the seconds of real processes; `delay` is in updates. `RATIOS` are
+log(T_delayed / T_sync), `gap` is the loss of delayed - that of sync at equal seconds. `target_loss` was registered
+before the runs. `delayed_loss` and `sync_loss` are at the end, after equal samples.
+"""
 REACHED = ("delayed_reached", "sync_reached")
+"""Columns that say whether the runs reached the target."""
 Arrivals = Callable[[str, str, int, int, int], list[float]]
 """(speeds, rule, num_workers, seed, number) -> seconds of the first `number` arrivals."""
 
@@ -80,11 +76,11 @@ class Dose(NamedTuple):
     """As `read` has them, with their `delay` and whether their learning rate is at an `edge` of its grid. One run may
     stand for both algorithms at delay 0."""
     curves: Mapping[str, DataFrame]
-    """By run."""
+    """Run -> its curve."""
     targets: Mapping[int, float]
-    """The registered loss, by delay."""
+    """Delay -> the registered target loss."""
     unit: str = "nats"
-    """Of the loss."""
+    """The unit of the loss."""
     untimed: Mapping[tuple[int, int], str] = {}
     """(delay, seed) -> why the measured seconds of a pair are not compared; empty where they are."""
 
@@ -222,17 +218,17 @@ def compare_curves(ours: Curve, theirs: Curve) -> tuple[list[float], float]:
     >>> [round(math.exp(log), 6) for log in logs], gap
     ([2.0, 2.0, 2.0, 2.0], 1.0)
     """
-    our_looks, their_looks = thinned_to_sparsest([ours, theirs])
+    our_thinned, their_thinned = thinned_to_sparsest([ours, theirs])
     # both start from the same model; on real processes the two first losses may differ by rounding
     first = min(ours[1][0], theirs[1][0])
-    lowest = max(lowest_held(our_looks), lowest_held(their_looks))
+    lowest = max(lowest_held(our_thinned), lowest_held(their_thinned))
     if lowest >= first:
         raise ValueError("one of the two runs never gets below its first loss, so that there is no time to compare")
     logs = []
     for share in SHARES:
         # the last target may miss the lowest loss by rounding
         target = max(first - share * (first - lowest), lowest)
-        ratio = reached(our_looks, target) / reached(their_looks, target)
+        ratio = reached(our_thinned, target) / reached(their_thinned, target)
         logs.append(math.log(ratio))
     end = min(ours[0][-1], theirs[0][-1])
     return logs, loss_at(ours, end) - loss_at(theirs, end)
@@ -310,11 +306,11 @@ def addition(study: Study) -> Addition:
     seeds = seeds_of(dose)
     first = table(_losses(dose), f"{ABOUT_LOSSES}, {seeds}", (ABOUT_EDGES, *about_edges(dose)))
     tables = [first]
-    told = []
+    details = []
     for speeds, own in zip(SPEEDS, of_speeds, strict=True):
         notes = (f"{ABOUT_RESPONSES}; {AHEAD}", *answers(own))
         tables.append(table(_responses(own), f"{clock_of(speeds)}, {seeds}", notes))
-        told.append(f"{speeds}, seconds to the same loss: {_crossing_of(own, RATIO_TO_LOWEST)}")
+        details.append(f"{speeds}, seconds to the same loss: {_crossing_of(own, RATIO_TO_LOWEST)}")
     slope = about_slope(dose)
     caption = (
         "How old a gradient may be: seconds and losses against the delay, on the clocks of three declared speeds. "
@@ -324,7 +320,7 @@ def addition(study: Study) -> Addition:
     picture = gallery.Picture("dose-response", "Dose and response", draw(dose, pairs), caption, slope)
     return Addition(
         (Section("responses", "How old a gradient may be", tables=tuple(tables)),),
-        headlines=((slope[0].upper() + slope[1:] + ".", tuple(told)),),
+        headlines=((slope[0].upper() + slope[1:] + ".", tuple(details)),),
         first=(drawing(picture),),
     )
 

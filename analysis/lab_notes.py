@@ -63,9 +63,9 @@ class NotesRow(NamedTuple):
     processes: int
     batch_size: int
     """Of a process; "64 in all" of two synchronous processes is 32."""
+    seconds: float
     perplexities: tuple[float, ...]
     """At the end; one figure per process where the notes have them."""
-    seconds: float
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -77,19 +77,41 @@ class NotesRow(NamedTuple):
         return self.devices, self.processes, self.batch_size
 
 
-NOTES_ROWS = (
-    NotesRow("async", 1, 2, 32, (356.05,), 1442.69),
-    NotesRow("async", 1, 4, 16, (364.44,), 1530.95),
-    NotesRow("async", 2, 2, 32, (252.46, 256.68), 670.78),
-    NotesRow("async", 3, 3, 32, (263.60, 274.92, 265.68), 448.63),
-    NotesRow("async", 4, 4, 32, (271.13, 276.38, 282.15, 277.05), 340.29),
-    NotesRow("single", 1, 1, 32, (274.37,), 1294.01),
-    NotesRow("single", 1, 1, 64, (258.66,), 1259.63),
-    NotesRow("DataParallel", 2, 1, 64, (248.02,), 1126.58),
-    NotesRow("sync", 2, 2, 32, (239.79, 256.04), 819.22),
-    NotesRow("sync", 3, 3, 32, (248.08, 246.70, 251.14), 581.81),
-    NotesRow("sync", 4, 4, 32, (254.05, 254.65, 263.18, 248.94), 453.15),
-)
+LAB_NOTES = """\
+mode          GPUs  processes  batch size  seconds  perplexities
+async            1          2          32  1442.69  356.05
+async            1          4          16  1530.95  364.44
+async            2          2          32   670.78  252.46  256.68
+async            3          3          32   448.63  263.60  274.92  265.68
+async            4          4          32   340.29  271.13  276.38  282.15  277.05
+single           1          1          32  1294.01  274.37
+single           1          1          64  1259.63  258.66
+DataParallel     2          1          64  1126.58  248.02
+sync             2          2          32   819.22  239.79  256.04
+sync             3          3          32   581.81  248.08  246.70  251.14
+sync             4          4          32   453.15  254.05  254.65  263.18  248.94
+"""
+
+
+def _notes_rows() -> list[NotesRow]:
+    """The rows of `LAB_NOTES`."""
+    rows = []
+    _, *lines = LAB_NOTES.splitlines()
+    for line in lines:
+        mode, devices, processes, batch_size, seconds, *perplexities = line.split()
+        row = NotesRow(
+            mode=mode,
+            devices=int(devices),
+            processes=int(processes),
+            batch_size=int(batch_size),
+            seconds=float(seconds),
+            perplexities=tuple(map(float, perplexities)),
+        )
+        rows.append(row)
+    return rows
+
+
+NOTES_ROWS = _notes_rows()
 
 
 def row_beside(mode: str, processes: int | None, batch_size: int | None, devices: int | None) -> NotesRow | None:

@@ -47,8 +47,14 @@ EPOCH = 1.2
 """Stated before the runs: the least share of the processors that is busy, the largest share of the memory that is used,
 and how many times the predicted seconds an epoch may take."""
 TRAINING = (
-    *("samples_per_second", "warmup_seconds", "loss", "score"),
-    *("memory_gib", "gpu_gib", "busy_cores", "busy_gpu"),
+    "samples_per_second",
+    "warmup_seconds",
+    "loss",
+    "score",
+    "memory_gib",
+    "gpu_gib",
+    "busy_cores",
+    "busy_gpu",
 )
 """Columns of a table of measured trainings, a row for each turn or seed: the rate after the warm-up, and the seconds of
 this, in which a compiler works; loss and score at the end; the sum of the peaks of all processes. `busy_gpu` is a share
@@ -98,19 +104,18 @@ class Sides(NamedTuple):
 
     @property
     def speed(self) -> Speed:
-        """Of the turns whose seconds are compared; a turn is a seed."""
-        rates = [side["samples_per_second"] for side in (self.before, self.after)]
+        """The speed-up over the turns whose seconds are compared; a turn is a seed."""
         timed = [] if self.unlike else self.gated.timed_seeds
-        rates = [side.loc[timed] for side in rates]
-        return speed_up(*rates)
+        rates_before = self.before["samples_per_second"].loc[timed]
+        return speed_up(rates_before, self.after["samples_per_second"].loc[timed])
 
     def change(self, name: str, level: float = 0.95) -> Interval:
-        """Of a number, with the change - before it; without ends where nothing varied but by rounding."""
+        """The difference of a number, after - before; without ends where all differences are equal up to rounding."""
         differences = np.round(self.after[name] - self.before[name], 12)
         return t_interval(differences[:0] if self.unlike else differences, level)
 
-    def told(self, name: str) -> str:
-        """What of them is not compared, and why; empty where all is."""
+    def about_not_compared(self, name: str) -> str:
+        """What of the trainings is not compared, and why; empty where all is."""
         if self.unlike:
             return f"{name} is not comparable with what it is set against: {self.unlike}."
         missing = len(self.after) - len(self.gated.timed_seeds)
@@ -122,7 +127,7 @@ class Sides(NamedTuple):
 
 NOTHING = DataFrame(columns=[*TRAINING], dtype=float)
 UNMEASURED = Sides(NOTHING, NOTHING, ArmsCompared({}))
-"""Of a rung that was left out."""
+"""The sides of a rung that was left out."""
 
 
 class Stack(NamedTuple):
@@ -229,11 +234,11 @@ def _read_task(folder: Path, config: LadderConfig, task: str, facts: Mapping[str
         raise UsageError(f"{folder} holds a ladder that is not finished; type the command again that began it")
     (_, naive), *stacks = found.proof
     rungs = []
-    for one in found.rungs:
+    for climbed in found.rungs:
         sides = UNMEASURED
-        if one.word in MEASURED:
-            sides = sides_of(folder, config, one.before, one.after, range(config.ladder.turns))
-        rungs.append((one, sides))
+        if climbed.word in MEASURED:
+            sides = sides_of(folder, config, climbed.before, climbed.after, range(config.ladder.turns))
+        rungs.append((climbed, sides))
     proof = []
     for stack, arm in stacks:
         names = [rung.name for rung in stack]
@@ -262,10 +267,10 @@ def ladder_of(
     """
     stacks = [_stack(names, sides, given) for names, sides in proof]
     final = final_of(stacks)
-    told = [sides.told(one.rung.name) for one, sides in rungs]
-    told += [stack.sides.told(f"The stack up to {stack.rungs[-1]}") for stack in stacks]
+    reasons = [sides.about_not_compared(climbed.rung.name) for climbed, sides in rungs]
+    reasons += [stack.sides.about_not_compared(f"The stack up to {stack.rungs[-1]}") for stack in stacks]
     table = _rungs(rungs, final.rungs)
-    return Ladder(given, table, stacks[0].sides.before, stacks, final, [*dict.fromkeys(filter(None, told))])
+    return Ladder(given, table, stacks[0].sides.before, stacks, final, [*dict.fromkeys(filter(None, reasons))])
 
 
 def runs_of_arm(folder: Path, arm: Arm, seeds: Sequence[int]) -> dict[str, Path]:
@@ -284,8 +289,8 @@ def sides_of(folder: Path, config: LadderConfig, before: Arm, after: Arm, seeds:
         trainings = [training_of(path, config.ladder.warmup, score) for path in paths.values()]
         tables.append(DataFrame(trainings, index=[*seeds]).astype(float))
     # how many threads a worker has follows from the workers; the naive loop has as many as torch takes
-    apart = {*settings_that_differ(after.settings, before.settings), "threads"}
-    return Sides(tables[0], tables[1], compare_arms(rows[1], rows[0], apart))
+    allowed_differences = settings_that_differ(after.settings, before.settings) | {"threads"}
+    return Sides(tables[0], tables[1], compare_arms(rows[1], rows[0], allowed_differences))
 
 
 def verdict_in(folder: Path, config: LadderConfig) -> Verdict:
@@ -366,14 +371,20 @@ def training_of(folder: Path, warmup: int, score: str) -> dict[str, Any]:
 
 
 def _stack(rungs: list[str], sides: Sides, given: Mapping[str, Any]) -> Stack:
-    """A margin that is half of what the naive loop gained in all bears no word on the score."""
+    """A stack with what its score shows: nothing if the margin is half of all that the naive loop gained."""
     naive = sides.before["score"]
     lower = given["score"] == "loss"
-    gained = naive.mean() - given["score_at_start"]
-    stated = {"margin": given["margin"], "margin_reason": "stated before the measurements"}
-    stated |= {"why_no_test": sides.unlike, "is_not_comparable": bool(sides.unlike)}
-    improvement = -gained if lower else gained
-    question = question_of_numbers(sides.after["score"], naive, lower=lower, gained=improvement, **stated)
+    rise = naive.mean() - given["score_at_start"]
+    question = question_of_numbers(
+        sides.after["score"],
+        naive,
+        lower=lower,
+        gained=-rise if lower else rise,
+        margin=given["margin"],
+        margin_reason="stated before the measurements",
+        why_no_test=sides.unlike,
+        is_not_comparable=bool(sides.unlike),
+    )
     (row,) = answer_family([question])
     return Stack(rungs, sides, row.word, row.reason)
 
@@ -381,24 +392,26 @@ def _stack(rungs: list[str], sides: Sides, given: Mapping[str, Any]) -> Stack:
 def _rungs(measured: Sequence[tuple[Climbed, Sides]], final: Sequence[str]) -> DataFrame:
     rows = []
     product = 1.0
-    for one, own in measured:
-        rung = one.rung
-        speed = own.speed
-        reason = "" if one.word in MEASURED else one.word
+    for climbed, sides in measured:
+        rung = climbed.rung
+        speed = sides.speed
+        reason = "" if climbed.word in MEASURED else climbed.word
         in_stack = not reason and rung.name in final
-        product *= speed.median if in_stack else 1.0
-        word = "kept" if in_stack else "left out for the score"
+        word = "left out for the score"
+        if in_stack:
+            word = "kept"
+            product *= speed.median
         if reason:
             word = NOT_MEASURED
         elif not speed.n:
             word = NOT_COMPARABLE
-            reason = own.untimed
+            reason = sides.untimed
         elif not speed.pays:
             word = "does not pay"
-        change = filled(rung.change, one.after.settings.get("nproc", 1), rung.name)
+        change = filled(rung.change, climbed.after.settings.get("nproc", 1), rung.name)
         flags = " ".join(flags_of(change)) or "always on"
-        row = {"name": rung.name, "box": rung.box, "flags": flags} | own.after.median().to_dict()
-        row |= {"word": word, "reason": reason, "in_stack": in_stack, "speed": speed}
-        row |= {"cumulative": product, "loss_change": own.change("loss")}
+        row = {"name": rung.name, "box": rung.box, "flags": flags} | sides.after.median().to_dict()
+        row |= {"word": word, "reason": reason, "in_stack": in_stack, "speed": speed, "cumulative": product}
+        row["loss_change"] = sides.change("loss")
         rows.append(row)
     return DataFrame(rows, columns=[*RUNGS, *TRAINING])

@@ -49,7 +49,10 @@ def ratio(value: float) -> str:
     >>> ratio(1.4159), ratio(31.41)
     ('1.42×', '31.4×')
     """
-    return tables.MISSING if math.isnan(value) else f"{value:.{2 if value < 10 else 1}f}{TIMES}"
+    if math.isnan(value):
+        return tables.MISSING
+    digits = 2 if value < 10 else 1
+    return f"{value:.{digits}f}{TIMES}"
 
 
 def percent(share: float) -> str:
@@ -57,7 +60,11 @@ def percent(share: float) -> str:
     >>> percent(0.00505), percent(0.833), percent(1.234), percent(math.nan)
     ('0.51 %', '83 %', '123 %', '-')
     """
-    return "-" if math.isnan(share) else f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
+    if math.isnan(share):
+        return tables.MISSING
+    if share < 0.995:
+        return f"{100 * share:.2g} %"
+    return f"{100 * share:.0f} %"
 
 
 def seeds(number: int) -> str:
@@ -112,17 +119,22 @@ def score(ladder: Ladder, stack: Stack) -> str:
 
 def checklist(ladder: Ladder) -> list[str]:
     """The guide's checklist: a box is ticked by a measured gain and by nothing else."""
-    return [
-        f"[{'x' if (rungs['word'] == 'kept').any() else ' '}] {box}: {', '.join(map(_in_short, rungs.itertuples()))}"
-        for box, rungs in ladder.rungs.groupby("box", sort=False)
-    ]
+    lines = []
+    for box, rungs in ladder.rungs.groupby("box", sort=False):
+        tick = "x" if (rungs["word"] == "kept").any() else " "
+        lines.append(f"[{tick}] {box}: {', '.join(map(_in_short, rungs.itertuples()))}")
+    return lines
 
 
 def _in_short(rung: Any) -> str:
     if rung.reason:
         return f"{rung.name} {rung.word} ({rung.reason})"
-    word = {"kept": "", "does not pay": " does not pay here"}.get(rung.word, f" {rung.word}")
-    return f"{rung.name} {ratio(rung.speed.median)}{word}"
+    text = f"{rung.name} {ratio(rung.speed.median)}"
+    if rung.word == "kept":
+        return text
+    if rung.word == "does not pay":
+        return f"{text} does not pay here"
+    return f"{text} {rung.word}"
 
 
 def validation(ladder: Ladder, machine: Mapping[str, Any]) -> DataFrame:
@@ -131,18 +143,18 @@ def validation(ladder: Ladder, machine: Mapping[str, Any]) -> DataFrame:
     """
     given = ladder.given
     final = ladder.final
-    sides = (ladder.naive, ladder.final.trainings)
-    medians = [side.median() for side in sides]
-    size = machine.get("memory_bytes", math.nan) / 2**30
+    sides = (ladder.naive, final.trainings)
+    medians = DataFrame([side.median() for side in sides])
+    machine_gib = machine.get("memory_bytes", math.nan) / 2**30
     device = "cores"
-    busy = [one["busy_cores"] / machine["cores"] for one in medians]
     memory = "memory"
-    full = [one["memory_gib"] / size for one in medians]
-    if medians[0]["gpu_gib"]:
+    busy = list(medians["busy_cores"] / machine["cores"])
+    full = list(medians["memory_gib"] / machine_gib)
+    if _has_gpus(medians):
         device = "GPU"
-        busy = [one["busy_gpu"] for one in medians]
         memory = "GPU memory"
-        full = [one["gpu_gib"] / size for one in medians]
+        busy = list(medians["busy_gpu"])
+        full = list(medians["gpu_gib"] / machine_gib)
         if (ladder.rungs["in_stack"] & ladder.rungs["box"].isin(SEVERAL_DEVICES)).any():
             full[1] /= len(machine["gpus"])
     seconds = [ladder.epoch_seconds(side) for side in sides]
@@ -151,8 +163,10 @@ def validation(ladder: Ladder, machine: Mapping[str, Any]) -> DataFrame:
     change = final.sides.change("loss", 0.9)
     judged = not final.sides.unlike and len(ladder.naive) >= MINIMUM_PAIRS
     furthest = np.nanmax(np.abs(change[:3])) if judged else math.nan
-    losses, scores = ([f"{side[name].mean():.3f}" for side in sides] for name in ("loss", "score"))
-    loss_asked, score_asked = (f"within ±{given[key]:g}" for key in ("loss_margin", "margin"))
+    losses = [f"{side['loss'].mean():.3f}" for side in sides]
+    scores = [f"{side['score'].mean():.3f}" for side in sides]
+    loss_asked = f"within ±{given['loss_margin']:g}"
+    score_asked = f"within ±{given['margin']:g}"
     lost = list(ladder.rungs.loc[ladder.rungs["reason"] == NO_MEMORY, "name"])
     done = ladder.num_done
     planned = ladder.num_planned
@@ -270,24 +284,29 @@ def stacks_table(ladder: Ladder) -> DataFrame:
 def publication_table(ladders: Ladders) -> DataFrame:
     """Before and after, for a publication: the naive loop and the final stack, medians over the seeds."""
     rows = []
+    cores = ladders.machine["cores"]
     for ladder in ladders.ladders:
         sides = (ladder.naive, ladder.final.trainings)
         times = ratio(ladder.final.speed.median)
-        rates = [side.median() for side in sides]
-        cores = ladders.machine["cores"]
-        means = [f"{side['score'].mean():.3f}" for side in sides]
+        medians = DataFrame([side.median() for side in sides])
+        scores = [f"{side['score'].mean():.3f}" for side in sides]
         measures = [
             ("time of an epoch, s", *map(ladder.epoch_seconds, sides), times),
-            ("samples/s", *(one["samples_per_second"] for one in rates), times),
-            (f"busy cores of {cores}", *(one["busy_cores"] for one in rates), ""),
-            ("memory, GiB", *(one["memory_gib"] for one in rates), ""),
-            (ladder.given["score"], *means, ladder.final.word),
+            ("samples/s", *medians["samples_per_second"], times),
+            (f"busy cores of {cores}", *medians["busy_cores"], ""),
+            ("memory, GiB", *medians["memory_gib"], ""),
+            (ladder.given["score"], *scores, ladder.final.word),
         ]
-        if rates[0]["gpu_gib"]:
-            measures.append(("GPU busy", *(percent(one["busy_gpu"]) for one in rates), ""))
-            measures.append(("GPU memory, GiB", *(one["gpu_gib"] for one in rates), ""))
+        if _has_gpus(medians):
+            measures.append(("GPU busy", *map(percent, medians["busy_gpu"]), ""))
+            measures.append(("GPU memory, GiB", *medians["gpu_gib"], ""))
         rows += [(ladder.given["task"], *measure) for measure in measures]
     return DataFrame(rows, columns=["task", "measure", "before", "after", "before against after"])
+
+
+def _has_gpus(medians: DataFrame) -> bool:
+    """Whether the naive loop, which is the first row, used GPUs."""
+    return bool(medians["gpu_gib"].iloc[0])
 
 
 def tables_of(ladder: Ladder, machine: Any) -> list[tuple[DataFrame, str, str]]:
@@ -295,29 +314,30 @@ def tables_of(ladder: Ladder, machine: Any) -> list[tuple[DataFrame, str, str]]:
     given = ladder.given
     boxes = validation(ladder, machine)
     boxes["in a word"] = ["not known" if one is None else "passed" if one else "failed" for one in boxes.pop("passed")]
-    stacks = FOR_STACKS.format(
-        **dict(given) | {"naive": ladder.naive["score"].mean(), "seeds": seeds(len(ladder.naive))}
-    )
+    naive = ladder.naive["score"].mean()
+    about_stacks = FOR_STACKS.format_map({**given, "naive": naive, "seeds": seeds(len(ladder.naive))})
     return [
         (rungs_table(ladder), f"{given['task']}: the rungs", FOR_RUNGS.format(**given)),
-        (stacks_table(ladder), f"{given['task']}: speed and score", stacks),
+        (stacks_table(ladder), f"{given['task']}: speed and score", about_stacks),
         (boxes, f"{given['task']}: the validation checklist", FOR_BOXES),
     ]
 
 
 def warnings(found: Ladders) -> list[str]:
     """What these measurements do not show."""
-    told = []
+    lines = []
     if found.num_seeds < MINIMUM_PAIRS:
         bear = "1 seed bears" if found.num_seeds == 1 else f"{found.num_seeds} seeds bear"
-        told.append(f"{bear} no verdict on the score; {MINIMUM_PAIRS} can.")
-    return [*told, *dict.fromkeys(line for ladder in found.ladders for line in ladder.not_compared)]
+        lines.append(f"{bear} no verdict on the score; {MINIMUM_PAIRS} can.")
+    for ladder in found.ladders:
+        lines += ladder.not_compared
+    return list(dict.fromkeys(lines))
 
 
 def machine_of(found: Ladders) -> str:
-    one = found.machine
-    device = ", ".join(one["gpus"]) or "cpu"
-    return f"{one['cores']} cores, {one['cpu']}, device {device}, torch {one['versions']['torch']}"
+    machine = found.machine
+    device = ", ".join(machine["gpus"]) or "cpu"
+    return f"{machine['cores']} cores, {machine['cpu']}, device {device}, torch {machine['versions']['torch']}"
 
 
 def text(found: Ladders) -> str:
@@ -327,34 +347,39 @@ def text(found: Ladders) -> str:
         for frame, title, note in tables_of(ladder, found.machine):
             parts += [tables.markdown(frame, title).rstrip(), note]
         parts.append(f"```\n{block(ladder)}\n```")
-        boxes, gained = ("\n".join(f"- {line}" for line in lines) for lines in (checklist(ladder), gains(ladder)))
-        parts += [boxes, prediction(ladder), gained]
-    return "\n\n".join(
-        [*parts, tables.markdown(publication_table(found), "Before and after").rstrip(), FOR_PUBLICATION, ""]
-    )
+        parts += [_items(checklist(ladder)), prediction(ladder), _items(gains(ladder))]
+    parts.append(tables.markdown(publication_table(found), "Before and after").rstrip())
+    parts += [FOR_PUBLICATION, ""]
+    return "\n\n".join(parts)
+
+
+def _items(lines: list[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def picture(ladder: Ladder) -> pages.Drawing:
     """Each rung's ratio to the rung before on a logarithmic axis; a line at 1, where a rung changes nothing."""
     task = ladder.given["task"]
     rungs = ladder.rungs[ladder.rungs["reason"] == ""]
+    name = f"ladder-{pages.slug(task)}"
     caption = f"{task}: the geometric mean of the ratios of the turns, with its 95 % interval."
-    size = 6.4, 0.9 + 0.32 * len(rungs)
-    return pages.drawing(
-        gallery.draw_picture(f"ladder-{pages.slug(task)}", f"Rungs: {task}", caption, _draw, rungs, size=size)
-    )
+    size = (6.4, 0.9 + 0.32 * len(rungs))
+    return pages.drawing(gallery.draw_picture(name, f"Rungs: {task}", caption, _draw, rungs, size=size))
 
 
 def _draw(axes: Any, rungs: DataFrame) -> str:
-    colours = dict(
-        zip(("kept", "does not pay", "left out for the score"), sns.color_palette("colorblind"), strict=False)
-    )
-    named = {f"{rung.name}: {rung.word}": rung for rung in rungs.itertuples()}
-    styles = {name: plots.ArmStyle(colours[rung.word], "", "") for name, rung in named.items()}
-    told = plots.bars(axes, {name: rung.speed.interval for name, rung in named.items()}, 1.0, TIMES_BEFORE, styles)
+    words = ("kept", "does not pay", "left out for the score")
+    colours = dict(zip(words, sns.color_palette("colorblind"), strict=False))
+    styles = {}
+    intervals = {}
+    for rung in rungs.itertuples():
+        name = f"{rung.name}: {rung.word}"
+        styles[name] = plots.ArmStyle(colours[rung.word], "", "")
+        intervals[name] = rung.speed.interval
+    about = plots.bars(axes, intervals, 1.0, TIMES_BEFORE, styles)
     plots.logarithmic(axes, base=2)
     axes.xaxis.set_major_formatter(lambda value, _: factor(value))
-    return told
+    return about
 
 
 def factor(value: float) -> str:
@@ -363,7 +388,9 @@ def factor(value: float) -> str:
     >>> factor(8.0), factor(1.0), factor(0.015625)
     ('8', '1', '1/64')
     """
-    return f"{value:g}" if value >= 1 else f"1/{1 / value:g}"
+    if value >= 1:
+        return f"{value:g}"
+    return f"1/{1 / value:g}"
 
 
 def sentences_of(folder: Path) -> list[str]:
@@ -376,7 +403,9 @@ def headlines(found: Ladders) -> list[str]:
     sentences = []
     for ladder in found.ladders:
         final = ladder.final
-        times = f"{gain(final.speed)} the naive loop" if final.speed.n else gain(final.speed)
+        times = gain(final.speed)
+        if final.speed.n:
+            times += " the naive loop"
         sentences.append(f"{title_of(ladder)}: {times}; {score(ladder, final)}.")
     return sentences
 

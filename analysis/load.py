@@ -1,4 +1,4 @@
-"""A folder of runs as a study: three documented tables, and all that is made of them."""
+"""A folder of runs as a study: its three tables (docs/tables.md), and the verdict and pages that are made of them."""
 
 from __future__ import annotations
 
@@ -70,32 +70,35 @@ class Study:
 
     @functools.cached_property
     def exploratory(self) -> str:
-        """Why nothing of it can be called confirmed; empty where the registration stands."""
+        """Why nothing of the study is confirmed; empty where the registration stands."""
         return why_exploratory(self.runs, self.arms, self.plan)
 
     @functools.cached_property
     def trust(self) -> DataFrame:
         """Title, value, level and detail of every check, failures first."""
-        return trust.trust(trust.Seen(self.runs, self.curves, self.tests, self.plan, self.exploratory))
+        return trust.trust(trust.StudyTables(self.runs, self.curves, self.tests, self.plan, self.exploratory))
 
     @functools.cached_property
     def headlines(self) -> list[Headline]:
-        """What is said first: one for each registered comparison, or that of a special report that judges by itself."""
+        """What is said first: a headline for each registered comparison, or the one of a special report that judges."""
         name = comparisons.report_of(self.folder)
         if name in comparisons.REPORTS_THAT_JUDGE:
             from analysis import special  # matplotlib takes a second
 
-            with contextlib.suppress(UsageError):  # a report that cannot be read has the headlines of every study
+            # if the report cannot be made, the study has the headlines that every study has
+            with contextlib.suppress(UsageError):
                 first, *others = special.SENTENCES[name](self.folder)
                 return [Headline(first, tuple(others), None)]
-        failed = self.trust[(self.trust["level"] == "bad") & self.trust["title"].isin(("sync guard", "tuning"))]
-        small = [f"{row.title}: {row.value}. {row.detail}" for row in failed.itertuples()]
-        found = verdict.headlines(self.tests, self.arms, self.plan, self._remarks(), small, self._warnings())
+        # every other check that fails is already told by the rows it concerns
+        is_shown = (self.trust["level"] == "bad") & self.trust["title"].isin(("sync guard", "tuning"))
+        failed = [f"{row.title}: {row.value}. {row.detail}" for row in self.trust[is_shown].itertuples()]
+        extras = verdict.Extras(self._remarks(), self._warnings(), failed)
+        found = verdict.headlines(self.tests, self.arms, self.plan, extras)
         return found or [Headline(self._why_no_verdict(), (), None)]
 
     @property
     def verdict(self) -> str:
-        """The headlines with their small type."""
+        """The headlines with their details."""
         return "\n".join(map(str, self.headlines))
 
     def table(self, name: str) -> DataFrame:
@@ -126,13 +129,14 @@ class Study:
         return self.verdict
 
     def _repr_html_(self) -> str:
-        def shown(one: Headline) -> str:
-            lines = "".join(f"<li>{html.escape(line)}</li>" for line in one.details)
-            return f"<p><b>{html.escape(one.text)}</b></p><ul>{lines}</ul>"
-
-        return "".join(map(shown, self.headlines))
+        shown = ""
+        for headline in self.headlines:
+            lines = "".join(f"<li>{html.escape(line)}</li>" for line in headline.details)
+            shown += f"<p><b>{html.escape(headline.text)}</b></p><ul>{lines}</ul>"
+        return shown
 
     def _check(self, arms: Sequence[str]) -> None:
+        """Refuse names that are no settings of a run."""
         known = gate.setting_names(self.runs)
         for name in arms:
             if name not in known:
@@ -157,18 +161,18 @@ class Study:
         return found
 
     def _warnings(self) -> dict[tuple[str, str], str]:
-        """(treatment, reference) -> that neither of the two arms has learned."""
+        """(treatment, reference) -> a sentence, if neither of the two arms has learned anything."""
         why = {str(arm): scores.why_nothing_learned(own) for arm, own in self.runs.groupby("arm")}
         found = {}
         for row in self.tests.itertuples():
             reasons = [why.get(arm, "") for arm in (row.treatment, row.reference)]
             if all(reasons):
-                told = " and ".join(dict.fromkeys(reasons))
-                found[row.treatment, row.reference] = f"Neither arm has learned anything: {told}."
+                both_reasons = " and ".join(dict.fromkeys(reasons))
+                found[row.treatment, row.reference] = f"Neither arm has learned anything: {both_reasons}."
         return found
 
     def _why_no_verdict(self) -> str:
-        """What is said where there is nothing to compare."""
+        """Why nothing is compared; of a study with one arm, what its runs did."""
         used = self.runs[self.runs["stage"] == "test"]
         finished = used[used["usable"]]
         if finished.empty:
@@ -180,7 +184,10 @@ class Study:
             return f"No verdict: there is no {reference} arm to compare {', '.join(names)} with."
         for _, algorithms in self.arms.groupby("group")["algorithm"]:
             if algorithms.eq(reference).any() and algorithms.nunique() > 1:
-                return f"No verdict: no {reference} arm has the settings that another arm shares with it alone."
+                return (
+                    f"No verdict: there are several {reference} arms, and no other arm has the settings of exactly one "
+                    "of them."
+                )
         if has_several_arms:
             same = "the same workers, clock, speeds and batch size"
             return f"No verdict: no arm has a {reference} arm with {same}."

@@ -1,4 +1,4 @@
-"""Statistics over several tasks: scores on a common scale, seeds x tasks (S x T), and times of modes."""
+"""Statistics of methods over several tasks: of scores on a common scale, seeds x tasks (S x T), and of times."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from scipy import stats
 from analysis.stats import Array, Interval
 
 MINIMUM_TASKS = 3
+"""The fewest tasks of an interval over tasks."""
 MINIMUM_RUNS = 15
-"""Of an interval; runs are over all tasks, per method."""
+"""The fewest runs of a method, over all tasks, of such an interval."""
 LEVEL = 0.95
-"""Of the intervals."""
+"""The level of the intervals."""
 ENDS = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
 WORST_RATIO = 4.0
-"""Of AlgoPerf: a method that takes four times as long as the fastest one scores nothing on a workload."""
+"""AlgoPerf's: a method that takes four times as long as the fastest one scores nothing on a workload."""
 
 
 def iqm(scores: ArrayLike) -> float:
-    """The interquartile mean: that of the middle half of all scores of all tasks together.
+    """The interquartile mean: the mean of the middle half of all scores of all tasks together.
 
     >>> iqm([[1, 2], [2, 2], [1, 1], [2, 1]]), iqm([[1, 1], [2, 2], [3, 3]])
     (1.5, 2.0)
@@ -43,9 +44,9 @@ def mean_improvement(x: ArrayLike, y: ArrayLike) -> float:
     >>> round(mean_improvement([[1, 2], [2, 2], [1, 1], [2, 1]], [[1, 1], [2, 2], [3, 3]]), 6)
     0.333333
     """
-    apart = np.asarray(x, float)[:, None] - np.asarray(y, float)[None]
-    is_better = apart > 0
-    is_tie = apart == 0
+    differences = np.asarray(x, float)[:, None] - np.asarray(y, float)[None]
+    is_better = differences > 0
+    is_tie = differences == 0
     return float((is_better + 0.5 * is_tie).mean())
 
 
@@ -113,22 +114,24 @@ def stratified_bootstrap(
 def _resampled(scores: Array, generator: np.random.Generator, resamples: int) -> Iterator[Array]:
     """Tables of several methods (M x S x T) with seeds drawn within each task, the same for all methods."""
     _, num_seeds, num_tasks = scores.shape
+    # seeds are sorted by their scores, so that what is drawn does not depend on the order in which they are given
     ordered = scores.copy()
     for task in range(num_tasks):
-        ordered[:, :, task] = scores[:, np.lexsort(scores[::-1, :, task]), task]
+        order = np.lexsort(scores[::-1, :, task])
+        ordered[:, :, task] = scores[:, order, task]
     columns = np.arange(num_tasks)
     for chosen in generator.integers(0, num_seeds, size=(resamples, num_seeds, num_tasks)):
         yield ordered[:, chosen, columns]
 
 
 def performance_score(times: ArrayLike) -> list[float]:
-    """AlgoPerf's score of each mode over workloads, mean of max(0, (4 - r) / 3), r its time over the fastest one's.
+    """AlgoPerf's score of each method: the mean over workloads of max(0, (4 - r) / 3), r its time / the fastest one's.
 
     It is the area under the performance profile, the share of workloads with r <= tau, for tau from 1 to 4, over 3.
-    1: fastest on every workload. It depends on which modes are compared.
+    1: fastest on every workload. It depends on which methods are compared.
 
     Args:
-        times: to the target (workloads x modes), above 0, inf where it was not reached.
+        times: to the target (workloads x methods), above 0, inf where it was not reached.
 
     >>> [round(score, 6) for score in performance_score([[100, 200], [50, 40], [30, np.inf]])]
     [0.972222, 0.555556]
@@ -138,7 +141,7 @@ def performance_score(times: ArrayLike) -> list[float]:
     """
     table = np.asarray(times, float)
     fastest = table.min(axis=1, keepdims=True)
-    # a workload that nobody finished has ratio inf / inf and gives nobody anything
+    # where no method reached the target, inf / inf is left out, and every ratio stays inf
     ratios = np.full_like(table, np.inf)
     np.divide(table, fastest, out=ratios, where=np.isfinite(fastest))
     scores = np.maximum(0.0, (WORST_RATIO - ratios) / (WORST_RATIO - 1))

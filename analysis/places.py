@@ -1,4 +1,4 @@
-"""Which run belongs where: as the plan says, as its folder is named, or as its own settings say."""
+"""Which stage, arm and seed a run belongs to: by the plan, by the name of its folder, or by its own settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from pandas import DataFrame, Series
 
 from analysis.gate import MENTIONED
-from analysis.meanings import asked_of, default_of, meanings_in_runs, means_the_same
+from analysis.meanings import asked_of, asked_or_default, meanings_in_runs, means_the_same
 from analysis.questions import BASELINE, Plan
 from analysis.runs import each
 from asyncsgd.studies.arms import differing, resolve
@@ -22,7 +22,8 @@ from asyncsgd.tasks import TASKS
 UNREADABLE = "UNREADABLE"
 MISSING = "MISSING"
 MISPLACED = "MISPLACED"
-PLACE = re.compile(r"(?:^|/)(tuning|pilot|test|finetune)/([^/]+)/(?:t(\d+)-)?s(\d+)(?:-r(\d+))?(?:-f(\d+))?$")
+STUDY_FOLDER = re.compile(r"(?:^|/)(tuning|pilot|test|finetune)/([^/]+)/(?:t(\d+)-)?s(\d+)(?:-r(\d+))?(?:-f(\d+))?$")
+"""Matches the folder of a run of a study: stage, arm, trial, seed, replicate and fine-tuning seed."""
 OF_THE_MACHINE = ("model", "cache_dir", "run_dir", "runs_dir", "overwrite")
 """Settings that say where something lies: the base model that a study makes has another path in every copy of it."""
 NEVER_NAMED = (
@@ -62,20 +63,23 @@ PLAN_WINS = ("stage", "arm", "seed", "replicate", "trial", "parent", "finetune_s
 
 
 def columns_of_missing(path: Path) -> dict[str, Any]:
+    """The columns of a run that is planned and has no folder."""
     return {"path": path, "status": MISSING, "settings": {}, "details": {}, "left_out": "planned, and no folder there"}
 
 
 def columns_of_plan(entry: PlannedRun, plan: Plan) -> dict[str, Any]:
     """The columns of a run that its plan gives. Workers, clock and speeds only fill what the run does not say."""
-    place = {key: getattr(entry, key) for key in PLAN_WINS if key != "algorithm"}
+    columns = {key: getattr(entry, key) for key in PLAN_WINS if key != "algorithm"}
     arm = plan.arms.get(entry.arm)
     if arm is None:
-        place["algorithm"] = re.sub(r"-w\d+(-.*)?$", "", entry.arm)
-        return place
-    place["algorithm"] = arm.algorithm
+        columns["algorithm"] = re.sub(r"-w\d+(-.*)?$", "", entry.arm)
+        return columns
+    columns["algorithm"] = arm.algorithm
     if entry.stage not in WITHOUT_ARM:
-        place |= {"workers": arm.num_workers, "clock": arm.clock, "speeds": arm.speeds or ""}
-    return place
+        columns["workers"] = arm.num_workers
+        columns["clock"] = arm.clock
+        columns["speeds"] = arm.speeds or ""
+    return columns
 
 
 def as_misplaced(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
@@ -91,25 +95,25 @@ def as_misplaced(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
         expected = _planned_settings(row, plan)
     else:
         expected = {"seed": planned_settings.get("seed")}
-    unlike = []
-    told = []
-    for key, there in expected.items():
-        here = recorded.get(key)
-        if key in OF_THE_MACHINE or here is None or there is None:
+    refusals = []
+    mentions = []
+    for key, planned_value in expected.items():
+        value = recorded.get(key)
+        if key in OF_THE_MACHINE or value is None or planned_value is None:
             continue
-        if not means_the_same(key, here, there):
-            unlike.append(f"{key} {here}, not {there}")
+        if not means_the_same(key, value, planned_value):
+            refusals.append(f"{key} {value}, not {planned_value}")
     task = row.get("asked_task") or row.get("task")
     if planned_settings is not None and recorded and task in TASKS:
         for key, difference in _unlike_plan(recorded, planned_settings, task):
             if key in MENTIONED:
-                told.append(difference)
+                mentions.append(difference)
             else:
-                unlike.append(difference)
-    if unlike:
-        return _another_run("; ".join(unlike))
+                refusals.append(difference)
+    if refusals:
+        return _another_run("; ".join(refusals))
     notes = [row["notes"]] if row.get("notes") else []
-    notes += [f"beside its plan: {difference}" for difference in told]
+    notes += [f"beside its plan: {difference}" for difference in mentions]
     return {"notes": "; ".join(notes)}
 
 
@@ -117,25 +121,30 @@ def _unlike_plan(
     recorded: Mapping[str, Any], planned_settings: Mapping[str, Any], task: str
 ) -> Iterator[tuple[str, str]]:
     """Every setting that means another thing in a run than in its plan, with both values."""
-    both = []
+    run_and_plan = []
     for settings in (recorded, planned_settings):
-        machine = {key: settings[key] for key in ("threads", "device") if key in settings}
-        both.append(SimpleNamespace(asked=asked_of(settings, {}) | machine, task=task))
-    for key in sorted({*both[0].asked, *both[1].asked}):
-        meaning, planned_meaning = meanings_in_runs(key, both)
+        asked = asked_of(settings, {})
+        for key in ("threads", "device"):
+            if key in settings:
+                asked[key] = settings[key]
+        run_and_plan.append(SimpleNamespace(asked=asked, task=task))
+    run, planned = run_and_plan
+    for key in sorted({*run.asked, *planned.asked}):
+        meaning, planned_meaning = meanings_in_runs(key, run_and_plan)
         if meaning != planned_meaning:
-            here, there = (side.asked.get(key, default_of(key, side.asked, task)) for side in both)
-            yield key, f"{key} {here}, not {there}"
+            value, planned_value = (asked_or_default(key, side) for side in run_and_plan)
+            yield key, f"{key} {value}, not {planned_value}"
 
 
 def _planned_settings(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
-    """What a plan that an older version wrote says of a run: its arm's settings, those that tuning chose, its seed."""
+    """What the plan of an older version says of a run: its seed and its arm's settings, with those that were tuned."""
+    name = row["arm"]
     if row["stage"] in WITHOUT_ARM:
         return {}
-    settings = plan.tuned_settings_of(row["arm"])
+    settings = plan.tuned_settings_of(name)
     if row["stage"] == "tuning":
-        settings = dict(plan.settings_of(row["arm"]))
-        trials = plan.arms[row["arm"]].trials if row["arm"] in plan.arms else []
+        settings = dict(plan.settings_of(name))
+        trials = plan.arms[name].trials if name in plan.arms else []
         number = row["trial"]
         if number is not None and number < len(trials):
             settings |= trials[int(number)].settings
@@ -143,15 +152,15 @@ def _planned_settings(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
 
 
 def _another_run(why: str) -> dict[str, Any]:
-    told = f"its folder holds another run: {why}"
-    return {"status": MISPLACED, "usable": False, "diverged": False, "left_out": told}
+    left_out = f"its folder holds another run: {why}"
+    return {"status": MISPLACED, "usable": False, "diverged": False, "left_out": left_out}
 
 
 def as_wrong_parent(row: Mapping[str, Any], parent: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A fine-tuning of another run than the plan says: the place stays, without a run.
+    """The columns that mark a fine-tuning as `MISPLACED` if it began from another run than the planned one.
 
     Args:
-        parent: the run that the plan says; None where it is no run, or is not there.
+        parent: the row of the planned run; None or empty where there is none.
     """
     recorded = row["details"].get("parent") or {}
     if row["stage"] != "finetune" or not recorded:
@@ -168,25 +177,25 @@ def as_wrong_parent(row: Mapping[str, Any], parent: Mapping[str, Any] | None) ->
 
 
 def columns_of_folder_name(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a run belongs that no plan speaks of: as its folder is named, else a test run of its own settings."""
-    found = PLACE.search(name)
+    """The columns of a run without a plan, by the name of its folder; any other folder holds a loose test run."""
+    found = STUDY_FOLDER.search(name)
     if not found:
         stage = "base" if name == "base" else "test"
         if row.get("task") == "finetuning":
             stage = "finetune"
         return {"stage": stage, "arm": None, "replicate": 0}
     stage, arm, trial, seed, replicate, repetition = found.groups()
-    place = {"stage": stage, "arm": arm, "seed": int(seed), "replicate": int(replicate or 0)}
+    columns = {"stage": stage, "arm": arm, "seed": int(seed), "replicate": int(replicate or 0)}
     if trial:
-        place["trial"] = int(trial)
+        columns["trial"] = int(trial)
     if repetition:
-        place["finetune_seed"] = int(repetition)
+        columns["finetune_seed"] = int(repetition)
     if stage == "finetune" and arm != "baseline":
-        place["parent"] = f"{name[: found.start(1)]}test/{arm}/s{seed}"
-    return place
+        columns["parent"] = f"{name[: found.start(1)]}test/{arm}/s{seed}"
+    return columns
 
 
-CONDITION = ["task", "algorithm", "workers", "batch_size", "clock", "speeds"]
+LOOSE_ARM_COLUMNS = ["task", "algorithm", "workers", "batch_size", "clock", "speeds"]
 """Columns that tell loose arms apart before their settings do."""
 
 
@@ -196,14 +205,14 @@ def with_arms(runs: DataFrame) -> DataFrame:
     if not is_loose.any():
         return runs
     loose = runs[is_loose]
-    known = loose[loose["status"] != UNREADABLE]
-    has_tasks = known["task"].nunique() > 1
-    has_batches = known["batch_size"].nunique() > 1
+    is_readable = loose["status"] != UNREADABLE
+    has_tasks = loose.loc[is_readable, "task"].nunique() > 1
+    has_batches = loose.loc[is_readable, "batch_size"].nunique() > 1
     names = {}
-    for _, alike in loose.groupby(CONDITION, dropna=False):
+    for _, alike in loose.groupby(LOOSE_ARM_COLUMNS, dropna=False):
         readable = alike[alike["status"] != UNREADABLE]
         has_rules = readable["rule"].nunique() > 1
-        apart = differing(readable["settings"], NOT_OF_AN_ARM)
+        different_settings = differing(readable["settings"], NOT_OF_AN_ARM)
         for run in each(alike):
             parts = [run.rule if has_rules else run.algorithm]
             if has_tasks and run.task:
@@ -214,7 +223,7 @@ def with_arms(runs: DataFrame) -> DataFrame:
                 parts.append(f"b{run.batch_size:g}")
             if run.clock == "virtual":
                 parts.append("virtual")
-            parts += [f"{key} {run.settings.get(key)}" for key in apart]
+            parts += [f"{key} {run.settings.get(key)}" for key in different_settings]
             names[run.run] = "-".join(parts)
     runs.loc[is_loose, "arm"] = Series(names, dtype=object)
     # of several runs of a seed the first by name is in the tests
@@ -232,13 +241,16 @@ def with_parents(runs: DataFrame) -> DataFrame:
             runs.loc[name, "arm"] = BASELINE
             continue
         # the folder may have been moved since, so only the end of its path is looked at
-        found = [one for one in tests.index if Path(one).name == Path(parent).name]
-        if len(found) == 1:
-            runs.loc[name, ["arm", "seed", "parent"]] = [*tests.loc[found[0], ["arm", "seed"]], found[0]]
-        else:
-            where = f"may be any of {', '.join(found)}" if found else "is not in this folder"
-            runs.loc[name, "left_out"] = f"the run it was fine-tuned from ({parent}) {where}"
-            runs.loc[name, "usable"] = False
-            runs.loc[name, "seed"] = math.nan
+        candidates = [test for test in tests.index if Path(test).name == Path(parent).name]
+        if len(candidates) == 1:
+            found = candidates[0]
+            runs.loc[name, ["arm", "seed", "parent"]] = [*tests.loc[found, ["arm", "seed"]], found]
+            continue
+        what_is_known = "is not in this folder"
+        if candidates:
+            what_is_known = f"may be any of {', '.join(candidates)}"
+        runs.loc[name, "left_out"] = f"the run it was fine-tuned from ({parent}) {what_is_known}"
+        runs.loc[name, "usable"] = False
+        runs.loc[name, "seed"] = math.nan
     runs["arm"] = runs["arm"].astype(object).where(runs["arm"].notna(), "")
     return runs

@@ -41,7 +41,7 @@ def read(folder: Path) -> tuple[DataFrame, DataFrame, Plan]:
     """The runs, their evaluations and the plan of a folder: a study's, one with loose runs, or one run's.
 
     Raises:
-        UsageError: if there is no run and no plan in it, or nothing but whole studies.
+        UsageError: if the folder holds no run and no plan, or only folders of other studies.
     """
     plan = read_plan(folder)
     recorded: dict[str, dict[str, Any]] = {}
@@ -73,10 +73,10 @@ def read(folder: Path) -> tuple[DataFrame, DataFrame, Plan]:
 
 
 def _place_as_planned(
-    row: dict[str, Any], place: Mapping[str, Any], plan: Plan, recorded: Mapping[str, Mapping[str, Any]]
+    row: dict[str, Any], planned_columns: Mapping[str, Any], plan: Plan, recorded: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Give a run its place in a plan, unless its folder holds another run than the plan says."""
-    for key, value in place.items():
+    """Give a run the columns of its plan; mark it if its folder holds another run than the planned one."""
+    for key, value in planned_columns.items():
         if key in PLAN_WINS or row.get(key) in (None, ""):
             row[key] = value
     row |= as_misplaced(row, plan)
@@ -84,7 +84,7 @@ def _place_as_planned(
 
 
 def _folders(folder: Path, plan: Plan) -> dict[str, Path]:
-    """Name -> path of every run folder at or below `folder`, but for those of studies further down."""
+    """Name -> path of every run folder at or below `folder`, without those of a study in a folder below it."""
     make_one = "make one: asyncsgd train masked_lm --mode async --nproc 4"
     if not folder.is_dir():
         what = "not a folder" if folder.exists() else "no such folder"
@@ -100,8 +100,8 @@ def _folders(folder: Path, plan: Plan) -> dict[str, Path]:
             names[path.resolve().name] = path
             continue
         name = path.relative_to(folder).as_posix()
-        is_of_a_run = PREDICTED.search(name) and path.parent in own
-        if not (is_of_a_run or REPLACED.search(name)):
+        is_prediction = PREDICTED.search(name) and path.parent in own
+        if not (is_prediction or REPLACED.search(name)):
             names[name] = path
     if not names and not plan.runs:
         if studies:
@@ -125,7 +125,11 @@ def _replaced(path: Path) -> list[str]:
 
 
 def rows_of(paths: Mapping[str, Path]) -> DataFrame:
-    """Rows of `runs` by name, of run folders that lie in no study; the folder around a run is its arm."""
+    """The table `runs` of run folders that lie in no study; the folder around a run is its arm.
+
+    Args:
+        paths: name -> path of each run folder.
+    """
     rows = []
     for name, path in paths.items():
         row, _ = read_run(path)
@@ -142,7 +146,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> DataFrame:
         runs[name] = [value is True for value in runs[name]]
     for name in OPTIONAL_BOOLS:
         runs[name] = runs[name].astype("boolean")
-    for name in set(TEXTS) - {"run", "arm", "stage"}:
+    for name in set(TEXTS) - {"run", "arm", "stage"}:  # a loose run has no arm yet
         runs[name] = runs[name].astype(object).where(runs[name].notna(), "")
     runs["speeds"] = spelled_alike("speeds", runs["speeds"])
     return runs

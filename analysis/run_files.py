@@ -82,14 +82,16 @@ DETAILS = ("metrics", "labels", "hatecheck", "undefined_scores", "parent", "eval
 
 
 def _fill(row: dict[str, Any], path: Path, curve: DataFrame) -> DataFrame:
-    """Fill the row of a run from its files; its curve.
+    """Fill the row of a run from its files, and return its curve.
+
+    What was read before a damage stays in the row.
 
     Raises:
         ValueError, KeyError, TypeError, AttributeError, UsageError: if a file is damaged.
     """
     row |= _checked(_columns_from_settings(path / "settings.yaml"))
     row |= _checked(_columns_from_environment(path / "environment.json"))
-    row["asked"] = asked_of(row["settings"], {})
+    row["asked"] = asked_of(row["settings"], {})  # of a run without a summary; below the summary resolves some
     summary = read_summary(path / "summary.json")
     missing_records = lost_records(path / EVENTS, summary)
     if missing_records:
@@ -126,7 +128,7 @@ def _fill(row: dict[str, Any], path: Path, curve: DataFrame) -> DataFrame:
 
 
 def _set_outcome(row: dict[str, Any], curve: DataFrame) -> None:
-    """Set whether a run diverged, whether it is usable, and why it is left out if it is not."""
+    """Set whether a run diverged, whether it is usable, and if not, why it is left out."""
     is_done = row["status"] == DONE
     is_evaluated = len(curve) > 0
     is_finite = curve["loss"].map(math.isfinite)
@@ -152,7 +154,7 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def _events(path: Path) -> tuple[DataFrame, dict[str, Any]]:
-    """The curve, and what else its records say of a run."""
+    """The curve of a run, and the columns that its records give."""
     rows: list[dict[str, float]] = []
     faults: list[str] = []
     last: Mapping[str, Any] = {}
@@ -216,13 +218,13 @@ def _checked(row: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: if a value is not of its column's kind.
     """
-    known = {name: value for name, value in row.items() if value is not None}
-    for name, value in known.items():
+    checked = {name: value for name, value in row.items() if value is not None}
+    for name, value in checked.items():
         if name in NUMBERS:
-            known[name] = _number(value, name)
+            checked[name] = _number(value, name)
         elif name in TEXTS and not isinstance(value, str):
             raise ValueError(f"its {name} is {str(value)[:60]!r}, which is no text")
-    return known
+    return checked
 
 
 def _check_end(curve: DataFrame, samples: float | None) -> None:
@@ -253,7 +255,7 @@ def algorithm(mode: str, rule: str) -> str:
 
 
 def _columns_from_summary(summary: dict[str, Any], better: Mapping[str, str]) -> dict[str, Any]:
-    """The columns that summary.json has a say in."""
+    """The columns that summary.json gives."""
     row = {column: summary.get(key) for column, key in SUMMARY_KEYS.items()}
     mode = summary.get("mode") or ""
     rule = summary.get("rule") or ""
@@ -269,11 +271,12 @@ def _columns_from_summary(summary: dict[str, Any], better: Mapping[str, str]) ->
         row["model"] = summary.get("model")
     row["sample_order"] = summary.get("sample_order", FIRST)
     metrics = summary.get("metrics") or {}
-    first_metric = next(iter([*better, *metrics]), None)
-    row["metric"] = metrics.get(first_metric)
-    num_samples = summary.get("num_samples_applied") or 0
-    num_updates = summary.get("num_updates") or math.inf
-    row["samples_per_update"] = num_samples / num_updates or math.nan
+    primary_metric = next(iter([*better, *metrics]), None)  # a task names its primary metric first
+    row["metric"] = metrics.get(primary_metric)
+    num_samples = summary.get("num_samples_applied")
+    num_updates = summary.get("num_updates")
+    if num_samples and num_updates:
+        row["samples_per_update"] = num_samples / num_updates
     delay = summary.get("delay") or {}
     for key in ("mean", "p95", "max"):
         row[f"delay_{key}"] = delay.get(key)
@@ -289,11 +292,11 @@ def _columns_from_summary(summary: dict[str, Any], better: Mapping[str, str]) ->
 
 
 def _shares_of_time(summary: dict[str, Any]) -> dict[str, float]:
-    """What the workers' time went to, as shares of all of it."""
+    """The shares of the workers' time in which they computed, waited and communicated."""
     seconds = summary.get("seconds") or {}
-    whole = (summary.get("train_seconds") or 0.0) * (summary.get("num_workers") or 1)
-    known = sum(seconds.get(part, 0.0) for part in ("compute", "wait", "communicate"))
-    total = max(whole, known) or math.nan
+    workers_time = (summary.get("train_seconds") or 0.0) * (summary.get("num_workers") or 1)
+    parts = sum(seconds.get(part, 0.0) for part in ("compute", "wait", "communicate"))
+    total = max(workers_time, parts) or math.nan  # parts that overlap may add up to more
     return {
         "computing": seconds.get("compute", math.nan) / total,
         "waiting": seconds.get("wait", math.nan) / total,
@@ -302,16 +305,17 @@ def _shares_of_time(summary: dict[str, Any]) -> dict[str, float]:
 
 
 def _memory(summary: dict[str, Any]) -> dict[str, float]:
-    """The sum of the peaks of a run's processes."""
+    """The sum of the peaks of a run's processes; a peak is (bytes of the host, bytes of GPUs)."""
     memory = summary.get("memory") or {}
     if not memory:
         return {"memory_gib": math.nan, "gpu_gib": math.nan}
     peaks = [memory["leader"]]
     if summary.get("mode") != "single":  # alone one process is leader and worker at once
         peaks += [peak for _, peak in memory.get("workers") or ()]
-    host = sum(peak[0] for peak in peaks)
-    gpu = sum(peak[1] for peak in peaks)
-    return {"memory_gib": host / 2**30 or math.nan, "gpu_gib": gpu / 2**30}
+    host_bytes = sum(host for host, _ in peaks)
+    gpu_bytes = sum(gpu for _, gpu in peaks)
+    memory_gib = host_bytes / 2**30 if host_bytes else math.nan
+    return {"memory_gib": memory_gib, "gpu_gib": gpu_bytes / 2**30}
 
 
 def _other_load(summary: dict[str, Any]) -> float:
@@ -325,7 +329,7 @@ def _other_load(summary: dict[str, Any]) -> float:
 
 
 def _columns_from_settings(path: Path) -> dict[str, Any]:
-    """What the settings say. A killed run has nothing else."""
+    """The columns that settings.yaml gives. A killed run has no others."""
     written: dict[str, Any] = {}
     if path.is_file():
         written = read_yaml(path.read_text(encoding="utf-8"), path.name) or {}
@@ -350,7 +354,7 @@ def _columns_from_settings(path: Path) -> dict[str, Any]:
 
 
 def _columns_from_environment(path: Path) -> dict[str, Any]:
-    """What environment.json says of the machine and the code."""
+    """The columns that environment.json gives: the machine and the code."""
     found = read_json(path) if path.is_file() else {}
     if not isinstance(found, dict):
         raise ValueError("environment.json is damaged: it is no object")

@@ -1,4 +1,4 @@
-"""Scores after fine-tuning as pairs: means over the repetitions of a pretraining seed, then pair by seed."""
+"""Scores after fine-tuning, paired by pretraining seed; the score of a seed is the mean over its fine-tunings."""
 
 from __future__ import annotations
 
@@ -34,14 +34,17 @@ OF_CLASSES: Mapping[str, Callable[[NDArray[np.int64]], float]] = {
 
 
 def metric_of(runs: DataFrame) -> tuple[str, bool]:
-    """What fine-tuned models of a study are judged by, the first score of their task, and whether lower is better."""
-    better: dict[str, str] = next(filter(None, (details.get("better") for details in runs["details"])), {})
-    metric = next(iter(better), "score")
-    return metric, better.get(metric) == "lower"
+    """The score that fine-tuned models are judged by, which is the first of their task, and whether lower is better."""
+    for details in runs["details"]:
+        better = details.get("better")
+        if better:
+            metric = next(iter(better))
+            return metric, better[metric] == "lower"
+    return "score", False
 
 
-def by_seed(runs: DataFrame) -> DataFrame:
-    """Mean scores (seeds x arms) over the fine-tunings of a seed.
+def mean_scores(runs: DataFrame) -> DataFrame:
+    """The mean score over the fine-tunings of a seed (seeds x arms).
 
     A mean is nan where a run was lost, or where the evaluation set leaves the score undefined (`undefined_scores`). It
     is infinite, to the worse side, where a run diverged, could not begin because its pretraining diverged, or has no
@@ -60,14 +63,14 @@ def by_seed(runs: DataFrame) -> DataFrame:
 
 
 def _without_model(runs: DataFrame) -> set[str]:
-    """The runs that diverged, and those that could not begin since a run that they descend from diverged."""
-    without = set(runs.index[runs["diverged"]])
+    """The runs that left no model: they diverged, or could not begin since a run that they descend from diverged."""
+    without_model = set(runs.index[runs["diverged"]])
     missing = runs[runs["status"].eq("MISSING")]
     while True:
-        children = set(missing.index[missing["parent"].isin(without)])
-        if children <= without:
-            return without
-        without |= children
+        children = set(missing.index[missing["parent"].isin(without_model)])
+        if children <= without_model:
+            return without_model
+        without_model |= children
 
 
 def scores_of(runs: DataFrame, arms: DataFrame, plan: Plan) -> Iterator[dict[str, Any]]:
@@ -77,12 +80,12 @@ def scores_of(runs: DataFrame, arms: DataFrame, plan: Plan) -> Iterator[dict[str
     tuned = rows_with(runs, stage="finetune")
     if rows_with(tuned, usable=True, diverged=False).empty:
         return
-    means = by_seed(runs)
+    means = mean_scores(runs)
     metric, lower = metric_of(tuned)
     for group, members in arms.groupby("group", sort=False):
         for pair in _asked(members[members.index.isin(means.columns)], BASELINE in means, plan):
             why, notes = _unlike(runs, pair, plan)
-            columns = _score(tuned, means, *pair)
+            columns = _columns_of_scores(tuned, means, *pair)
             columns["notes"] += tuple(notes)
             columns |= {"group": str(group), "endpoint": metric, "unit": words_of_score(metric), "lower": lower}
             columns["caveats"] = _lost(runs, pair)
@@ -92,14 +95,17 @@ def scores_of(runs: DataFrame, arms: DataFrame, plan: Plan) -> Iterator[dict[str
 
 
 def _asked(members: DataFrame, has_baseline: bool, plan: Plan) -> list[tuple[str, str]]:
-    """The arms of a group that are compared, each with its reference; without one all are with the base model."""
-    of_reference = list(members.index[members["algorithm"] == plan.reference])
-    if of_reference:
-        reference = of_reference[0]
-        asked = [(arm, reference) for arm in members.index if arm != reference]
-        against_baseline = [reference]
+    """(treatment, reference) of the comparisons of a group.
+
+    Each arm is compared with the reference, and the reference with the base model. Without a reference all arms are
+    compared with the base model.
+    """
+    references = list(members.index[members["algorithm"] == plan.reference])
+    asked = []
+    against_baseline = references[:1]
+    if references:
+        asked = [(arm, references[0]) for arm in members.index if arm != references[0]]
     else:
-        asked = []
         against_baseline = list(members.index[members["algorithm"] != plan.registered.control])
     if has_baseline:
         asked += [(arm, BASELINE) for arm in against_baseline]
@@ -119,18 +125,18 @@ def _unlike(runs: DataFrame, arms: tuple[str, str], plan: Plan) -> tuple[str, li
     return limits_of_unlike(both, plan)
 
 
-def _score(tuned: DataFrame, means: DataFrame, treatment: str, reference: str) -> dict[str, Any]:
+def _columns_of_scores(tuned: DataFrame, means: DataFrame, treatment: str, reference: str) -> dict[str, Any]:
     """Columns of `tests`: the scores of two arms, and what limits them."""
     arms = (treatment, reference)
     both = means[[*arms]].dropna()
     of_pairs = tuned[tuned["seed"].isin(both.index)]
     own = {arm: rows_with(of_pairs, arm=arm) for arm in arms}
     gained = _gained(tuned, means, both, reference)
-    nothing = ""
+    why_no_test = ""
     ignorant = [arm for arm in arms if taggers_learned_nothing(own[arm])]
     if ignorant:
         be = "is" if len(ignorant) == 1 else "are"
-        nothing = f"{' and '.join(ignorant)} {be} no better than a tagger that gives every word the commonest tag"
+        why_no_test = f"{' and '.join(ignorant)} {be} no better than a tagger that gives every word the commonest tag"
     seeds = set(tuned.loc[tuned["arm"].isin(arms), "seed"])
     twins = copies_of_seeds(_ends_of_seeds(own[treatment]), _ends_of_seeds(own[reference]))
     left = seeds_left_out(sorted(seeds - set(both.index)), (), twins)
@@ -151,7 +157,7 @@ def _score(tuned: DataFrame, means: DataFrame, treatment: str, reference: str) -
         "reference": reference,
         "left_out": left,
         "notes": tuple(dict.fromkeys(notes)),
-        **values_of(ours, theirs, list(both.index), why_no_test=nothing, gained=gained),
+        **values_of(ours, theirs, list(both.index), why_no_test=why_no_test, gained=gained),
     }
 
 
@@ -187,8 +193,9 @@ def _ends_of_seeds(tuned: DataFrame) -> dict[Any, str]:
 
 
 def _lost(runs: DataFrame, arms: tuple[str, str]) -> tuple[str, ...]:
-    """Caveats on the runs of every stage that a score needed and that have no result: to drop them is a choice made
-    after looking. A pretraining that diverged is a result, and so is a fine-tuning that could not begin because of it.
+    """Caveats on runs of every stage that a score needs and that have no result: leaving them out may favour an arm.
+
+    A pretraining that diverged is a result, and so is a fine-tuning that could not begin because of it.
     """
     could_not_begin = (runs["status"] == "MISSING") & runs["parent"].isin(_without_model(runs))
     wanted = rows_with(runs[~could_not_begin], replicate=0)
@@ -232,10 +239,12 @@ def _gains_over_one_class(runs: DataFrame) -> list[float]:
 
 
 def _of_one_class(confusion: NDArray[np.int64], score: Callable[[NDArray[np.int64]], float]) -> float:
-    """The score of one class for everything, the best one."""
+    """The best score of a model that predicts one class for everything."""
     counts = confusion.sum(axis=1)
-    one_class = np.eye(len(counts), dtype=int)
-    return max(score(np.outer(counts, column)) for column in one_class)
+    scores = []
+    for predicted in np.eye(len(counts), dtype=int):
+        scores.append(score(np.outer(counts, predicted)))  # its confusion matrix
+    return max(scores)
 
 
 def taggers_learned_nothing(runs: DataFrame) -> bool:

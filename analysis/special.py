@@ -1,4 +1,4 @@
-"""Special reports: what the page of a study shows besides, where its config names one behind ``report:``.
+"""Special reports: what the page of a study shows besides, if its config names one under the key ``report``.
 
 The names are a closed table, so no config and no folder can name code that is run.
 """
@@ -24,15 +24,15 @@ REPORTS: Mapping[str, Callable[[Study], Addition]] = {
     "parallelism": ways.addition,
     "speed_ladder": ladder_sections.addition,
 }
-"""The names that a config may have behind ``report:``; `asyncsgd.studies.config.Report` has the same."""
+"""The names that a config may have under ``report``, as `asyncsgd.studies.config.Report` has them."""
 SENTENCES: Mapping[str, Callable[[Path], list[str]]] = {
     "language_model": comparison_sections.sentences_of,
     "parallelism": comparison_sections.sentences_of,
     "speed_ladder": ladder_sections.sentences_of,
 }
-"""What those of them say that judge in the place of the page."""
+"""The special reports whose verdicts replace those of the page -> their sentences on the study in a folder."""
 KEPT = ("runs", "environment", "problems", "again")
-"""The sections that every page has, also where all that is judged is judged by the special report."""
+"""The sections that stay on the page if a special report replaces its verdicts."""
 
 
 def page_of(study: Study, out: Path, name: str | None = None) -> Page:
@@ -61,24 +61,22 @@ def warned(plain: Page, line: str) -> Page:
 
 
 def with_addition(plain: Page, added: Addition) -> Page:
-    """The page with what a special report has. Where that has tests of its own, they take the place of all that the
-    page judges.
-    """
-    if added.tests is None:
-        return plain._replace(
-            headlines=[*plain.headlines, *added.headlines],
-            warnings=[*plain.warnings, *added.warnings],
-            first=(*added.first, *plain.first),
-            sections=[*added.sections, *plain.sections],
+    """The page with what a special report has for it. Tests of the report replace all verdicts of the page."""
+    if added.tests is not None:
+        kept = [section for section in plain.sections if section.key in KEPT]
+        plain = plain._replace(
+            counts=added.counts or plain.counts,
+            headlines=(),
+            warnings=(),
+            first=(),
+            tests=added.tests,
+            more="",
+            checks=(),
+            sections=kept,
         )
-    kept = [section for section in plain.sections if section.key in KEPT]
     return plain._replace(
-        counts=added.counts or plain.counts,
-        headlines=added.headlines,
-        warnings=added.warnings,
-        first=added.first,
-        tests=added.tests,
-        more="",
-        checks=(),
-        sections=[*added.sections, *kept],
+        headlines=[*plain.headlines, *added.headlines],
+        warnings=[*plain.warnings, *added.warnings],
+        first=(*added.first, *plain.first),
+        sections=[*added.sections, *plain.sections],
     )

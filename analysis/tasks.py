@@ -2,7 +2,7 @@
 
     python -m analysis tasks runs/study_a runs/study_b runs/study_c --figures pictures
 
-takes every folder of a study for a task and compares the algorithms of their registered primary conditions. A score is
+treats every study as a task and compares the algorithms of their registered primary conditions. A score is
 the share of the reference's mean improvement that a run has made at equal samples: 1 is the reference, 0 no learning.
 """
 
@@ -48,39 +48,42 @@ class PrimaryCondition(NamedTuple):
     name: str
     clock: str
     reference: str
-    """Its algorithm."""
+    """The algorithm of the reference."""
     scores: DataFrame
     """Share of the reference's mean improvement (seeds x algorithms). A run that diverged has made none of it."""
     median_times: Mapping[str, float]
     """Algorithm -> median over seeds of the seconds to the target, inf where most never reach it; empty without one."""
-    untimed: str
-    """Why there are no such seconds."""
+    why_untimed: str
+    """Why there are no such seconds; empty where there are."""
     models: frozenset[str]
-    """What the parameters of its runs ended as, by hash."""
+    """The hashes of the parameters with which its runs ended."""
 
 
 class Across(NamedTuple):
-    """What holds for the algorithms that all of several studies have, each a key."""
+    """The results over several tasks; the keys are the algorithms that every task has."""
 
-    where: str
-    """How many tasks, seeds of each (the fewest that one has), and the clock."""
+    num_tasks: int
+    num_seeds: int
+    """The seeds of each task: as many as the task with the fewest has."""
+    clock: str
     names: str
+    """The names of the tasks."""
     reference: str
     some_have_more: bool
-    """Whether a task has more seeds, of which the first are taken."""
+    """Whether a task has more seeds than `num_seeds`, of which the first are taken."""
     scores: dict[str, Array]
     """Seeds x tasks (S x T)."""
     middle: dict[str, Interval]
-    """Interquartile mean."""
+    """The interquartile mean."""
     better: dict[str, Interval]
-    """Probability that a run scores more than one of the reference, which has none."""
+    """The probability that a run scores more than one of the reference; the reference has no entry."""
     profile: dict[str, DataFrame]
-    """Score -> share of the runs that score more."""
-    refused: str
+    """The share of the runs that score more than each score."""
+    why_no_interval: str
     """Why there is no interval; empty where there are."""
     time_scores: dict[str, float]
     """AlgoPerf's score of its median times to the target; empty where not every study has such times."""
-    untimed: str
+    why_untimed: str
     """Why there is no such score."""
 
 
@@ -98,7 +101,7 @@ def read_task(folder: Path) -> PrimaryCondition:
     why = _unconfirmed(study, rows)
     if why:
         raise UsageError(f"{folder}: nothing of it is confirmed, so it is no task: {why}")
-    first = next(rows.itertuples())
+    first = next(rows.itertuples())  # all rows have one reference and one `gained`
     algorithm = study.arms["algorithm"]
     losses = {algorithm[first.reference]: Series(first.reference_values, first.seeds)}
     for row in rows.itertuples():
@@ -109,11 +112,11 @@ def read_task(folder: Path) -> PrimaryCondition:
     if not first.gained > 0:
         raise UsageError(f"{folder}: the reference {first.reference} learned nothing, so that no score has a scale")
     finite = first.reference_values[np.isfinite(first.reference_values)]
-    start = first.gained + finite.mean()
-    scores = (start - table) / first.gained
-    untimed = _untimed(study, rows, table.index)
+    first_loss = first.gained + finite.mean()  # `gained` is the first loss of the reference - its mean final loss
+    scores = (first_loss - table) / first.gained
+    why_untimed = _why_untimed(study, rows, table.index)
     times = {}
-    if not untimed:
+    if not why_untimed:
         times = _times(study, [first.reference, *rows["treatment"]], table.index)
     return PrimaryCondition(
         name=folder.name,
@@ -121,7 +124,7 @@ def read_task(folder: Path) -> PrimaryCondition:
         reference=algorithm[first.reference],
         scores=scores.where(np.isfinite(table), 0.0),
         median_times=times,
-        untimed=untimed,
+        why_untimed=why_untimed,
         models=frozenset(study.runs["parameters_sha256"]) - {""},
     )
 
@@ -150,7 +153,7 @@ def _unconfirmed(study: Study, rows: DataFrame) -> str:
     return ""
 
 
-def _untimed(study: Study, rows: DataFrame, seeds: pd.Index) -> str:
+def _why_untimed(study: Study, rows: DataFrame, seeds: pd.Index) -> str:
     """Why the seconds to the target are not compared: what limits the rows of the tests on them."""
     if study.plan.targets.get(rows["reference"].iloc[0]) is None:
         return "it has no target"
@@ -170,7 +173,7 @@ def _times(study: Study, names: Sequence[str], seeds: Any) -> dict[str, float]:
     times = []
     for seed in seeds:
         runs = [rows_with(study.runs, arm=arm, seed=seed, replicate=0).iloc[0] for arm in names]
-        times.append([seen for _, seen in study.measure.crossings(runs, target)])
+        times.append([seen_at for _, seen_at in study.measure.crossings(runs, target)])
     medians = np.median(times, axis=0).tolist()
     return dict(zip(study.arms.loc[[*names], "algorithm"], medians, strict=True))
 
@@ -195,7 +198,7 @@ def across(tasks: Sequence[PrimaryCondition], generator: np.random.Generator) ->
     fewest = min(counts)
     scores = {}
     for name in shared:
-        scores[name] = np.array([task.scores[name][:fewest] for task in tasks]).T
+        scores[name] = np.array([task.scores[name].head(fewest) for task in tasks]).T
     middle = {}
     better = {}
     profile = {}
@@ -209,7 +212,9 @@ def across(tasks: Sequence[PrimaryCondition], generator: np.random.Generator) ->
         times = [[task.median_times[name] for name in shared] for task in tasks]
         time_scores = dict(zip(shared, performance_score(times), strict=True))
     return Across(
-        where=f"{len(tasks)} tasks{{}}, {fewest} seeds each, {first.clock} clock",
+        num_tasks=len(tasks),
+        num_seeds=fewest,
+        clock=first.clock,
         names=", ".join(task.name for task in tasks),
         reference=first.reference,
         some_have_more=max(counts) > fewest,
@@ -217,35 +222,42 @@ def across(tasks: Sequence[PrimaryCondition], generator: np.random.Generator) ->
         middle=middle,
         better=better,
         profile=profile,
-        refused=too_few(scores[first.reference]),
+        why_no_interval=too_few(scores[first.reference]),
         time_scores=time_scores,
-        untimed="; ".join(f"{task.name}: {task.untimed}" for task in tasks if task.untimed),
+        why_untimed="; ".join(f"{task.name}: {task.why_untimed}" for task in tasks if task.why_untimed),
     )
 
 
 def lines(found: Across) -> list[str]:
-    """All of it as text."""
-    told = [found.where.format(f" ({found.names})")]
+    """All results as text."""
+    shown = [f"{found.num_tasks} tasks ({found.names}), {_seeds_and_clock(found)}"]
     if found.some_have_more:
-        told.append(f"of tasks with more seeds the first {len(found.scores[found.reference])} are taken")
-    told.append(f"score: share of the improvement of {found.reference} at equal samples")
+        shown.append(f"of tasks with more seeds the first {found.num_seeds} are taken")
+    shown.append(f"score: share of the improvement of {found.reference} at equal samples")
     above = " ".join(f"{f'> {threshold:g}':>6}" for threshold in THRESHOLDS)
-    told.append(f"{'':14} {'interquartile mean':26} {f'P(better than {found.reference})':26} share of runs {above}")
+    shown.append(f"{'':14} {'interquartile mean':26} {f'P(better than {found.reference})':26} share of runs {above}")
     for name, scores in found.scores.items():
         shares = " ".join(f"{100 * share:>4.0f} %" for share in share_above(scores, THRESHOLDS))
-        middle = _text(found.middle[name])
-        better = _text(found.better.get(name))
-        told.append(f"{name:14} {middle:26} {better:26} {'':13} {shares}")
-    told.append(f"no interval: {found.refused}" if found.refused else f"P: {UNPAIRED}")
-    if found.time_scores:
-        shown = ", ".join(f"{algorithm} {score:.3f}" for algorithm, score in found.time_scores.items())
-        told.append(f"AlgoPerf score of median times to the target (1: fastest everywhere): {shown}")
+        middle = _cell(found.middle[name])
+        better = _cell(found.better.get(name))
+        shown.append(f"{name:14} {middle:26} {better:26} {'':13} {shares}")
+    if found.why_no_interval:
+        shown.append(f"no interval: {found.why_no_interval}")
     else:
-        told.append(f"no AlgoPerf score: {found.untimed}")
-    return told
+        shown.append(f"P: {UNPAIRED}")
+    if found.time_scores:
+        scores_in_words = ", ".join(f"{algorithm} {score:.3f}" for algorithm, score in found.time_scores.items())
+        shown.append(f"AlgoPerf score of median times to the target (1: fastest everywhere): {scores_in_words}")
+    else:
+        shown.append(f"no AlgoPerf score: {found.why_untimed}")
+    return shown
 
 
-def _text(found: Interval | None) -> str:
+def _seeds_and_clock(found: Across) -> str:
+    return f"{found.num_seeds} seeds each, {found.clock} clock"
+
+
+def _cell(found: Interval | None) -> str:
     """A cell of the table; a bar where there is no interval."""
     if found is None or math.isnan(found.low):
         return "-"
@@ -262,21 +274,28 @@ def save_pictures(found: Across, folder: Path) -> list[Path]:
     names = [*found.scores]
     styles = plots.arm_styles(DataFrame({"algorithm": names, "group": ""}, index=names))
     score = f"Score: share of the improvement of {found.reference} at equal samples."
-    bars = f"Line: estimate. Bar: its 95 % interval. Dashed: as good as {found.reference}."
-    bands = f"No bands: {found.refused}." if found.refused else "Bands: 95 % at each score alone."
-    label = f"P(better than {found.reference})"
-    asked: list[tuple[str, str, Any, tuple[Any, ...]]]
-    asked = [("Performance profile", f"{score} {bands}", plots.profiles, (found.profile,))]
-    if not found.refused:
-        asked.append(("Interquartile mean", f"{score} {bars}", plots.bars, (found.middle, 1.0, "score")))
-        asked.append(("Probability of improvement", f"P: {UNPAIRED}. {bars}", plots.bars, (found.better, 0.5, label)))
-    paths = []
+    bands = "Bands: 95 % at each score alone."
+    if found.why_no_interval:
+        bands = f"No bands: {found.why_no_interval}."
     folder.mkdir(parents=True, exist_ok=True)
-    for title, caption, draw, given in asked:
-        figure, (axes,) = plots.figure(5.6, 3.4 if draw is plots.profiles else 1.7 + 0.34 * len(given[0]))
-        draw(axes, *given, styles)
-        axes.set_title(textwrap.fill(f"{title}: {found.where.format('')}. {caption}", 88), loc="left", fontsize=7.5)
-        paths += plots.save(figure, folder / title.lower().replace(" ", "-"), ("png", "svg"))
+
+    def save(title: str, caption: str, height: float, draw: Any, *arguments: Any) -> list[Path]:
+        figure, (axes,) = plots.figure(5.6, height)
+        draw(axes, *arguments, styles)
+        words = f"{title}: {found.num_tasks} tasks, {_seeds_and_clock(found)}. {caption}"
+        axes.set_title(textwrap.fill(words, 88), loc="left", fontsize=7.5)
+        return plots.save(figure, folder / title.lower().replace(" ", "-"), ("png", "svg"))
+
+    paths = save("Performance profile", f"{score} {bands}", 3.4, plots.profiles, found.profile)
+    if found.why_no_interval:
+        return paths
+    bars = f"Line: estimate. Bar: its 95 % interval. Dashed: as good as {found.reference}."
+    height = 1.7 + 0.34 * len(found.middle)
+    paths += save("Interquartile mean", f"{score} {bars}", height, plots.bars, found.middle, 1.0, "score")
+    height = 1.7 + 0.34 * len(found.better)
+    label = f"P(better than {found.reference})"
+    caption = f"P: {UNPAIRED}. {bars}"
+    paths += save("Probability of improvement", caption, height, plots.bars, found.better, 0.5, label)
     return paths
 
 

@@ -38,7 +38,7 @@ class Span(NamedTuple):
 
 
 def spans_of(records: Iterable[dict[str, Any]]) -> Iterator[Span]:
-    """The spans of a log. A worker's are laid backwards from its arrival: push, compute, pull, and the wait before."""
+    """The spans of a log; those of a worker lie backwards from an arrival: push, compute, pull, and the wait."""
     for record in records:
         if record["kind"] == "evaluate":
             arguments = {"version": record["version"], "loss": record["loss"], "eval_seconds": record["eval_seconds"]}
@@ -57,20 +57,20 @@ def spans_of(records: Iterable[dict[str, Any]]) -> Iterator[Span]:
 
 
 @dataclasses.dataclass
-class Drawn:
-    """What is kept of the spans of a log, which may be more than memory holds."""
+class TraceSummary:
+    """What is kept of the spans while they are written: all spans of a log may be more than memory holds."""
 
     rows: dict[str, int] = dataclasses.field(default_factory=dict)
-    """The row's number in the trace."""
-    last: float = 0.0
+    """Name of a row -> its number in the trace."""
+    end: float = 0.0
     """Where the last span ends, in seconds of the training clock."""
-    arrived: bool = False
+    has_arrival: bool = False
 
 
-def write_trace(spans: Iterable[Span], file: BinaryIO) -> Drawn:
+def write_trace(spans: Iterable[Span], file: BinaryIO) -> TraceSummary:
     """Write the spans in Chrome's trace format, in microseconds, one thread per row."""
     encode = msgspec.json.Encoder().encode
-    found = Drawn()
+    found = TraceSummary()
     file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
     for span in spans:
         thread = found.rows.setdefault(span.row, len(found.rows))
@@ -79,14 +79,13 @@ def write_trace(spans: Iterable[Span], file: BinaryIO) -> Drawn:
             event |= {"ph": "i", "s": "g"}
         else:
             event |= {"ph": "X", "dur": 1e6 * span.seconds}
-            found.arrived = True
-        found.last = max(found.last, span.start + span.seconds)
+            found.has_arrival = True
+        found.end = max(found.end, span.start + span.seconds)
         file.write(encode(event) + b",\n")
-    names = [
-        {"name": "thread_name", "ph": "M", "pid": 0, "tid": thread, "args": {"name": row}}
-        for row, thread in found.rows.items()
-    ]
-    file.write(encode(names)[1:-1] + b"]}\n")
+    names = []
+    for row, thread in found.rows.items():
+        names.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": thread, "args": {"name": row}})
+    file.write(encode(names)[1:-1] + b"]}\n")  # the items alone: the list was opened above
     return found
 
 
@@ -101,9 +100,9 @@ def draw(rows: Iterable[str], spans: Iterable[Span], begin: float, seconds: floa
     axes = figure.subplots()
     inside = [span for span in spans if span.start < begin + seconds and span.start + span.seconds > begin]
     for kind, colour in COLOURS.items():
-        for place, row in enumerate(shown):
+        for row_number, row in enumerate(shown):
             bars = [(span.start, span.seconds) for span in inside if span.kind == kind and span.row == row]
-            axes.broken_barh(bars, (place - 0.4, 0.8), facecolors=colour, edgecolor="white", linewidth=0.3)
+            axes.broken_barh(bars, (row_number - 0.4, 0.8), facecolors=colour, edgecolor="white", linewidth=0.3)
     axes.set(xlim=(begin, begin + seconds), xlabel="training seconds", yticks=range(len(shown)), yticklabels=shown)
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
@@ -126,21 +125,21 @@ def write(run: str | Path, seconds: float, begin: float | None) -> None:
     trace = run / "timeline.json"
     partial = trace.with_name(f"{trace.name}.partial")
     try:
-        drawn = _read(events, partial)
-        if not drawn.arrived:
+        summary = _read(events, partial)
+        if not summary.has_arrival:
             raise UsageError(f"{run} has no arrival: nothing to draw")
         if begin is None:
-            begin = max(0.0, (drawn.last - seconds) / 2)
-        if not 0 <= begin < drawn.last:
-            raise UsageError(f"--begin {begin:g} is outside the run, which trained for {drawn.last:.1f} seconds")
-        draw(drawn.rows, spans_of(read_events(events)), begin, min(seconds, drawn.last), run / "timeline.png")
+            begin = max(0.0, (summary.end - seconds) / 2)
+        if not 0 <= begin < summary.end:
+            raise UsageError(f"--begin {begin:g} is outside the run, which trained for {summary.end:.1f} seconds")
+        draw(summary.rows, spans_of(read_events(events)), begin, min(seconds, summary.end), run / "timeline.png")
         os.replace(partial, trace)
     finally:
         partial.unlink(missing_ok=True)
     print(f"{trace}\n{run / 'timeline.png'}")
 
 
-def _read(events: Path, trace: Path) -> Drawn:
+def _read(events: Path, trace: Path) -> TraceSummary:
     with open(trace, "wb") as file:
         try:
             return write_trace(spans_of(read_events(events)), file)

@@ -1,4 +1,4 @@
-"""How far to trust a study: one row a check, with how it is to be read. Each check is a function of the tables."""
+"""How far to trust a study: a row for each check, with how it is to be read. A check is a function of the tables."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ GUARD_LEVELS = {"failed": "bad", "not shown": "warning", "passed": "good"}
 """Word of the sync guard -> how it is to be read, the worst first."""
 
 
-class Seen(NamedTuple):
-    """What a check may look at."""
+class StudyTables(NamedTuple):
+    """The tables of a study, which every check gets."""
 
     runs: DataFrame
     curves: DataFrame
     tests: DataFrame
     plan: Plan
     exploratory: str
+    """Why nothing of the study is confirmed; empty where the registration stands."""
 
     @property
     def used(self) -> DataFrame:
@@ -43,89 +44,96 @@ class Seen(NamedTuple):
 
     @property
     def measured(self) -> DataFrame:
-        """Those whose seconds were measured."""
+        """The test runs whose seconds were measured."""
         return self.used[(self.used["clock"] == "measured") & (self.used["status"] != "MISSING")]
 
 
-Row: TypeAlias = tuple[str, str, str]
-"""Value, level, and a sentence more."""
+CheckResult: TypeAlias = tuple[str, str, str]
+"""Value, level, and detail: a sentence more, or nothing."""
 
 
-def trust(seen: Seen) -> DataFrame:
+def trust(study: StudyTables) -> DataFrame:
     """Title, value, level and detail of every check, failures first."""
     rows = []
     for title, check in CHECKS.items():
-        value, level, detail = check(seen)
+        value, level, detail = check(study)
         rows.append((title, value, level, detail))
     rows.sort(key=lambda row: LEVELS.index(row[2]))
     return DataFrame(rows, columns=["title", "value", "level", "detail"])
 
 
-def graded(bad: list[str], of: int, what: str, good: str, why: str, level: str = "bad") -> Row:
-    """Good where `bad` is empty, else its names and why."""
-    if not bad:
-        return good, "good", ""
-    return f"not in {len(bad)} of {of} {what}", level, f"{', '.join(bad)}: {why}"
+def graded(failing: list[str], *, total: int, unit: str, if_none: str, why: str, level: str = "bad") -> CheckResult:
+    """The result of a check of each of `total` arms or groups.
+
+    Args:
+        failing: the names of those that fail it.
+        unit: what they are, in the plural.
+        if_none: the value where none fails.
+        why: what is wrong with those that fail.
+        level: how a failure is to be read.
+    """
+    if not failing:
+        return if_none, "good", ""
+    return f"not in {len(failing)} of {total} {unit}", level, f"{', '.join(failing)}: {why}"
 
 
-NOWHERE: Row = ("does not apply", "unknown", "")
+NOT_APPLICABLE: CheckResult = ("does not apply", "unknown", "")
 
 
-def guard(seen: Seen) -> Row:
+def check_guard(study: StudyTables) -> CheckResult:
     """Synchronous training against one process that accumulates the same batches, by samples to one loss."""
     order = list(GUARD_LEVELS)
-    found = sorted(_guards(seen), key=lambda one: order.index(one[0]))
-    if not found:
+    results = sorted(_guard_results(study), key=lambda result: order.index(result[0]))
+    if not results:
         return "not run", "unknown", "no one-process arm has the global batch and the rate of a sync arm"
-    worst = found[0][0]
-    details = "; ".join(detail for _, detail in found)
+    worst = results[0][0]
+    details = "; ".join(detail for _, detail in results)
     return worst, GUARD_LEVELS[worst], details
 
 
-def _guards(seen: Seen) -> Iterator[tuple[str, str]]:
+def _guard_results(study: StudyTables) -> Iterator[tuple[str, str]]:
     """A word and a sentence for every synchronous arm and every arm of one process with its global batch and rate."""
-    measure = Measure(seen.curves)
-    used = rows_with(seen.used, usable=True, replicate=0)
+    measure = Measure(study.curves)
+    used = rows_with(study.used, usable=True, replicate=0)
     is_sync = (used["algorithm"] == "sync") & (used["workers"] > 1)
     for arm, own in used[is_sync].groupby("arm"):
-        batch = float(_global_batch(own).max())
-        has_its_batch = _global_batch(used) == batch
+        has_its_batch = _global_batch(used) == _global_batch(own).max()
         has_its_rate = used["learning_rate"] == own["learning_rate"].iloc[0]
-        others = used[(used["algorithm"] == "single") & has_its_batch & has_its_rate]
-        for other, theirs in others.groupby("arm"):
-            found = _guard(seen, measure, own, theirs)
-            if found is not None:
-                word, sentence = found
+        is_single = used["algorithm"] == "single"
+        for other, theirs in used[is_single & has_its_batch & has_its_rate].groupby("arm"):
+            result = _guard_of_arms(study, measure, own, theirs)
+            if result is not None:
+                word, sentence = result
                 yield word, f"{arm} against {other}: {sentence}"
 
 
-def _guard(seen: Seen, measure: Measure, own: DataFrame, theirs: DataFrame) -> tuple[str, str] | None:
-    """A word and a sentence on a synchronous arm and one of one process; None where they cannot be set against each
-    other.
-    """
+def _guard_of_arms(study: StudyTables, measure: Measure, own: DataFrame, theirs: DataFrame) -> tuple[str, str] | None:
+    """A word and a sentence on a synchronous arm and one of one process; None where nothing can be said of the two."""
     ours = own.drop_duplicates("seed").set_index("seed", drop=False)
     single = theirs.drop_duplicates("seed").set_index("seed", drop=False)
     seeds = sorted(set(ours.index) & set(single.index))
-    both = [*each(ours.loc[seeds]), *each(single.loc[seeds])]
-    curves = [measure.curve(run.run, "samples") for run in both]
     if len(seeds) < GUARD_RUNS:
         return None
+    our_runs = each(ours.loc[seeds])
+    single_runs = each(single.loc[seeds])
+    both = [*our_runs, *single_runs]
+    curves = [measure.curve(run.run, "samples") for run in both]
     if any(run.diverged for run in both) or not all(len(x) for x, _ in curves):
         return None
-    arm = both[0].arm
-    may_differ = {*differences_by_design(arm, both[-1].arm, seen.plan), "batch_size", "accumulate"}
+    arm = our_runs[0].arm
+    may_differ = differences_by_design(arm, single_runs[0].arm, study.plan) | {"batch_size", "accumulate"}
     if all(row.asked.get("schedule") == "constant" for row in both):
         may_differ |= {*BUDGET}  # when a run ends then changes no step before it
     unlike = compare_arms(ours, single, may_differ).why_not_comparable
     if unlike:
         return "not shown", f"not comparable: {unlike}"
     goal = max(lowest_held(curve) for curve in curves)
-    goal = max(goal, seen.plan.targets.get(arm, -math.inf))
-    if goal >= min(float(y[0]) for _, y in curves):
-        return None
+    goal = max(goal, study.plan.targets.get(arm, -math.inf))
+    if goal >= min(float(losses[0]) for _, losses in curves):
+        return None  # no loss below their starts is one that every run reached
     samples = [reached(curve, goal) for curve in thinned_to_sparsest(curves)]
     batch = float(_global_batch(own).max())
-    word, sentence = guarded(samples[: len(seeds)], samples[len(seeds) :], batch)
+    word, sentence = compare_samples(samples[: len(our_runs)], samples[len(our_runs) :], batch)
     return word, f"samples to {goal:.4g} {sentence}"
 
 
@@ -133,7 +141,7 @@ def _global_batch(runs: DataFrame) -> Series:
     return runs["batch_size"] * runs["accumulate"].fillna(1) * runs["workers"]
 
 
-def guarded(ours: stats.Numbers, theirs: stats.Numbers, batch: float) -> tuple[str, str]:
+def compare_samples(ours: stats.Numbers, theirs: stats.Numbers, batch: float) -> tuple[str, str]:
     """Whether samples to one loss differ by less than an update; faster is as suspect as slower."""
     _, inside = stats.equivalence(ours, theirs, batch, 0.9)
     low = inside.low
@@ -149,40 +157,42 @@ def guarded(ours: stats.Numbers, theirs: stats.Numbers, batch: float) -> tuple[s
     return word, f"differ by [{low:.3g}, {high:.3g}], an update has {batch:g}"
 
 
-def all_runs(seen: Seen) -> Row:
-    used = seen.used
+def check_all_runs(study: StudyTables) -> CheckResult:
+    used = study.used
     num_diverged = int(used["diverged"].sum())
     num_finished = int((used["usable"] & ~used["diverged"]).sum())
     lost = Counter(used.loc[~used["usable"], "status"])
-    counts = [f"{num_finished} finished"]
+    counts = [f"{len(used)} found (no plan says how many there should be)"]
+    if study.plan.runs:
+        counts = [f"{len(used)} planned"]
+    counts.append(f"{num_finished} finished")
     if num_diverged:
         counts.append(f"{num_diverged} diverged")
     counts += [f"{number} {status}" for status, number in lost.items()]
-    first = f"{len(used)} found (no plan says how many there should be)"
-    if seen.plan.runs:
-        first = f"{len(used)} planned"
     level = "good"
     if not num_finished:
         level = "bad"
     elif num_diverged or lost:
         level = "warning"
-    stages = Counter(seen.runs["stage"])
-    words = {"tuning": "tuning", "pilot": "pilot", "finetune": "fine-tuning"}
-    others = ", ".join(f"{stages[stage]} {name}" for stage, name in words.items() if stages[stage])
-    detail = f"beside the test runs: {others} runs" if others else ""
-    return f"{first}, {', '.join(counts)}", level, detail
+    stages = Counter(study.runs["stage"])
+    others = []
+    for stage, name in {"tuning": "tuning", "pilot": "pilot", "finetune": "fine-tuning"}.items():
+        if stages[stage]:
+            others.append(f"{stages[stage]} {name}")
+    detail = f"beside the test runs: {', '.join(others)} runs" if others else ""
+    return ", ".join(counts), level, detail
 
 
-def seeds(seen: Seen) -> Row:
-    if seen.tests.empty:
+def check_seeds(study: StudyTables) -> CheckResult:
+    if study.tests.empty:
         return "no pairs", "bad", ""
-    counts = seen.tests["n"][seen.tests["word"] != "not comparable"]
+    counts = study.tests["n"][study.tests["word"] != "not comparable"]
     if not len(counts):
         return "no pairs", "bad", "nothing is comparable"
     least = counts.min()
     most = counts.max()
     value = f"{least} complete pairs" if least == most else f"{least} to {most} complete pairs"
-    number = seen.plan.registered.num_seeds
+    number = study.plan.registered.num_seeds
     details = [f"{number} registered"] if number else []
     level = "warning" if number and least < number else "good"
     if least < stats.MINIMUM_PAIRS:
@@ -191,37 +201,38 @@ def seeds(seen: Seen) -> Row:
     return value, level, "; ".join(details)
 
 
-def budget(seen: Seen) -> Row:
-    timed = seen.tests[seen.tests["endpoint"] == "time_to_target"]
+def check_budget(study: StudyTables) -> CheckResult:
+    timed = study.tests[study.tests["endpoint"] == "time_to_target"]
     if timed.empty:
-        return NOWHERE
+        return NOT_APPLICABLE
     has_common = timed["common"].astype(bool)
     cut = timed.loc[~has_common & (timed["n"] > 0), "group"]
     without = sorted({conditions(group) for group in cut})
     why = "the faster arm stopped first, and a target that it misses says nothing"
-    return graded(without, timed["group"].nunique(), "groups", "in every group", why, "warning")
+    total = timed["group"].nunique()
+    return graded(without, total=total, unit="groups", if_none="in every group", why=why, level="warning")
 
 
-def batches(seen: Seen) -> Row:
-    unequal = {note.about[0] for notes in seen.tests["notes"] for note in notes if note.kind == "batches"}
+def check_batches(study: StudyTables) -> CheckResult:
+    unequal = {note.about[0] for notes in study.tests["notes"] for note in notes if note.kind == "batches"}
     if not unequal:
         return "yes", "good", ""
     return "no", "warning", "; ".join(sorted(unequal))
 
 
-def oversubscribed(seen: Seen) -> Row:
-    over = rows_with(seen.measured, oversubscribed=True)
+def check_oversubscribed(study: StudyTables) -> CheckResult:
+    over = rows_with(study.measured, oversubscribed=True)
     if not len(over):
         return "no", "good", ""
     why = f"more threads than cores in {', '.join(over['arm'].unique())}: their seconds are no speed comparison"
-    return f"{len(over)} of {len(seen.measured)} measured runs", "bad", why
+    return f"{len(over)} of {len(study.measured)} measured runs", "bad", why
 
 
-def others(seen: Seen) -> Row:
-    measured = seen.measured
+def check_others(study: StudyTables) -> CheckResult:
+    measured = study.measured
     load = measured["other_load"].dropna()
     if not len(measured):
-        return NOWHERE
+        return NOT_APPLICABLE
     if not len(load):
         return "not known", "unknown", "no run says what else used its machine"
     most = f"{100 * load.max():.0f} % of the cores"
@@ -233,25 +244,25 @@ def others(seen: Seen) -> Row:
     return f"at most {most}", "good", detail
 
 
-def comparable(seen: Seen) -> Row:
-    apart = seen.tests[seen.tests["word"] == "not comparable"]
-    if not len(apart):
+def check_comparable(study: StudyTables) -> CheckResult:
+    not_comparable = study.tests[study.tests["word"] == "not comparable"]
+    if not_comparable.empty:
         return "all", "good", ""
-    reasons = dict.fromkeys(apart["reason"])
-    return f"not in {len(apart)} of {len(seen.tests)} tests", "bad", "; ".join(reasons)
+    reasons = dict.fromkeys(not_comparable["reason"])
+    return f"not in {len(not_comparable)} of {len(study.tests)} tests", "bad", "; ".join(reasons)
 
 
 FIXED_DELAY = "fixed_delay"
-"""A rule that has nothing to alter where every delay is by itself what it is to be, as on a clock without spread."""
+"""This rule alters no gradient where every delay already is the fixed one, as with workers of equal speeds."""
 
 
-def acted(seen: Seen) -> Row:
-    used = seen.used[seen.used["usable"]]
+def check_acted(study: StudyTables) -> CheckResult:
+    used = study.used[study.used["usable"]]
     has_rule = (used["mode"] == "async") & ~used["algorithm"].isin(("async", "sync"))
     has_rule &= ~used["rule"].str.startswith(FIXED_DELAY)
     ruled = used[has_rule & (used["workers"] > 1)]
     if not len(ruled):
-        return NOWHERE
+        return NOT_APPLICABLE
     silent = []
     unknown = []
     for arm, counts in ruled.groupby("arm")["altered"]:
@@ -262,22 +273,22 @@ def acted(seen: Seen) -> Row:
     if unknown and not silent:
         return "not known", "unknown", f"runs without a count in {', '.join(unknown)}"
     why = "the rule altered nothing, so these are runs of asynchronous SGD"
-    return graded(silent, ruled["arm"].nunique(), "arms", "all", why)
+    return graded(silent, total=ruled["arm"].nunique(), unit="arms", if_none="all", why=why)
 
 
-def tuned(seen: Seen) -> Row:
-    tested = set(seen.used["seed"].dropna())
+def check_tuned(study: StudyTables) -> CheckResult:
+    tested = set(study.used["seed"].dropna())
     for stage, use in (("tuning", "tuning"), ("pilot", "the target")):
-        shared = tested & set(seen.runs.loc[seen.runs["stage"] == stage, "seed"])
+        shared = tested & set(study.runs.loc[study.runs["stage"] == stage, "seed"])
         if shared:
             return "seeds shared", "bad", f"seed {listed(sorted(shared))} was used for {use} and for testing"
     budgets = {}
-    for name, arm in seen.plan.arms.items():
+    for name, arm in study.plan.arms.items():
         if name != BASELINE:
             budgets[name] = sum(len(trial.seeds) for trial in arm.trials)
     if not any(budgets.values()):
         return "not tuned", "warning", "no arm's learning rate was tuned in this folder"
-    endpoint = seen.plan.registered.primary.endpoint
+    endpoint = study.plan.registered.primary.endpoint
     by = ""
     if endpoint not in ("", "loss_at_equal_samples"):
         by = f"; chosen by the final loss at equal samples, not by the primary endpoint ({endpoint.replace('_', ' ')})"
@@ -286,7 +297,7 @@ def tuned(seen: Seen) -> Row:
         return "UNEQUAL budgets", "bad", f"tuning runs per arm: {of_arms}{by}"
     number = next(iter(budgets.values()))
     detail = f"{number} tuning runs per arm, on other seeds than the tests{by}"
-    repeated = [name for name, arm in seen.plan.arms.items() if _has_equal_trials(arm)]
+    repeated = [name for name, arm in study.plan.arms.items() if _has_equal_trials(arm)]
     if not repeated:
         return "equal budgets", "good", detail
     return "equal budgets", "warning", f"{detail}; some trials are the same in {', '.join(repeated)}"
@@ -307,27 +318,28 @@ def at_edge(arm: PlannedArm) -> bool:
     return chosen in (min(rates), max(rates))
 
 
-def edges(seen: Seen) -> Row:
-    arms = {name: arm for name, arm in seen.plan.arms.items() if arm.trials}
+def check_edges(study: StudyTables) -> CheckResult:
+    arms = {name: arm for name, arm in study.plan.arms.items() if arm.trials}
     if not arms:
         return "does not apply", "unknown", "nothing was tuned"
     beyond = [name for name, arm in arms.items() if at_edge(arm)]
-    return graded(beyond, len(arms), "arms", "yes", "the best rate may lie beyond the grid", "warning")
+    why = "the best rate may lie beyond the grid"
+    return graded(beyond, total=len(arms), unit="arms", if_none="yes", why=why, level="warning")
 
 
-def registration(seen: Seen) -> Row:
-    if not seen.plan.sha256:
-        return "none: exploratory", "warning", seen.exploratory
-    digest = f"sha256 {seen.plan.sha256[:16]}"
-    if seen.exploratory:
-        return f"{digest}: exploratory", "bad", seen.exploratory
+def check_registration(study: StudyTables) -> CheckResult:
+    if not study.plan.sha256:
+        return "none: exploratory", "warning", study.exploratory
+    digest = f"sha256 {study.plan.sha256[:16]}"
+    if study.exploratory:
+        return f"{digest}: exploratory", "bad", study.exploratory
     return digest, "good", ""
 
 
-def learned(seen: Seen) -> Row:
-    tuned = rows_with(seen.runs, stage="finetune", usable=True, diverged=False)
+def check_learned(study: StudyTables) -> CheckResult:
+    tuned = rows_with(study.runs, stage="finetune", usable=True, diverged=False)
     if not len(tuned):
-        return NOWHERE
+        return NOT_APPLICABLE
     constant = []
     ignorant = []
     for arm, own in tuned.groupby("arm"):
@@ -336,8 +348,8 @@ def learned(seen: Seen) -> Row:
         if taggers_learned_nothing(own):
             ignorant.append(str(arm))
     why = "some predict one class for every text" if constant else "no better than the commonest tag"
-    num_arms = tuned["arm"].nunique()
-    return graded(constant or ignorant, num_arms, "arms", "all", f"{why}, so their score says nothing")
+    why = f"{why}, so their score says nothing"
+    return graded(constant or ignorant, total=tuned["arm"].nunique(), unit="arms", if_none="all", why=why)
 
 
 def _one_class(details: dict[str, Any]) -> bool:
@@ -349,17 +361,18 @@ def _one_class(details: dict[str, Any]) -> bool:
     return int((predicted > 0).sum()) == 1
 
 
-def copies(seen: Seen) -> Row:
-    known = rows_with(seen.used, usable=True, diverged=False)
+def check_copies(study: StudyTables) -> CheckResult:
+    known = rows_with(study.used, usable=True, diverged=False)
     known = known[(known["parameters_sha256"] != "") & (known["updates"] > 0)]
-    known = known[known["terms"].notna()]  # a closed-form problem may have no chance in it for a seed to decide
+    known = known[known["terms"].notna()]  # a closed-form problem may draw nothing, and its seeds then end alike
     num_seeds = known.groupby(["arm", "parameters_sha256"])["seed"].nunique()
     same = sorted({arm for (arm, _), number in num_seeds.items() if number > 1})
-    return graded(same, known["arm"].nunique(), "arms", "yes", "two seeds ended with the same parameters: a copy")
+    why = "two seeds ended with the same parameters: a copy"
+    return graded(same, total=known["arm"].nunique(), unit="arms", if_none="yes", why=why)
 
 
-def code(seen: Seen) -> Row:
-    made = seen.used[seen.used["status"] != "MISSING"]
+def check_code(study: StudyTables) -> CheckResult:
+    made = study.used[study.used["status"] != "MISSING"]
     commits = Counter(commit or "unknown" for commit in made["commit"])
     if not set(commits) - {"unknown"}:
         return "not known", "unknown", "no run names its commit"
@@ -377,31 +390,31 @@ def code(seen: Seen) -> Row:
     return ", ".join(shown), "warning" if details else "good", "; ".join(details)
 
 
-def reading(seen: Seen) -> Row:
-    is_left_out = (seen.runs["left_out"] != "") & (seen.runs["status"] != "MISSING")
-    left_out = seen.runs.loc[is_left_out, "run"]
-    number = len(left_out) + len(seen.plan.problems)
+def check_reading(study: StudyTables) -> CheckResult:
+    is_left_out = (study.runs["left_out"] != "") & (study.runs["status"] != "MISSING")
+    left_out = study.runs.loc[is_left_out, "run"]
+    number = len(left_out) + len(study.plan.problems)
     if not number:
         return "no problems", "good", ""
     value = "1 problem" if number == 1 else f"{number} problems"
-    return value, "warning", "; ".join([*seen.plan.problems, *left_out[:3]])
+    return value, "warning", "; ".join([*study.plan.problems, *left_out[:3]])
 
 
-CHECKS: Mapping[str, Callable[[Seen], Row]] = {
-    "sync guard": guard,
-    "test runs": all_runs,
-    "seeds": seeds,
-    "common budget in seconds": budget,
-    "equal batches per update": batches,
-    "oversubscribed": oversubscribed,
-    "others on the machine": others,
-    "comparable runs": comparable,
-    "rules that acted": acted,
-    "tuning": tuned,
-    "tuned values inside their grids": edges,
-    "analysis.yaml": registration,
-    "fine-tuned models that learned": learned,
-    "different seeds, different models": copies,
-    "code": code,
-    "reading": reading,
+CHECKS: Mapping[str, Callable[[StudyTables], CheckResult]] = {
+    "sync guard": check_guard,
+    "test runs": check_all_runs,
+    "seeds": check_seeds,
+    "common budget in seconds": check_budget,
+    "equal batches per update": check_batches,
+    "oversubscribed": check_oversubscribed,
+    "others on the machine": check_others,
+    "comparable runs": check_comparable,
+    "rules that acted": check_acted,
+    "tuning": check_tuned,
+    "tuned values inside their grids": check_edges,
+    "analysis.yaml": check_registration,
+    "fine-tuned models that learned": check_learned,
+    "different seeds, different models": check_copies,
+    "code": check_code,
+    "reading": check_reading,
 }

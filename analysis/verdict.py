@@ -55,21 +55,22 @@ class Headline(NamedTuple):
         return "\n  ".join((self.text, *self.details))
 
 
-def headlines(
-    tests: DataFrame,
-    arms: DataFrame,
-    plan: Plan,
-    remarks: Mapping[tuple[str, str], Sequence[str]],
-    extra_details: Sequence[str],
-    warnings: Mapping[tuple[str, str], str],
-) -> list[Headline]:
+class Extras(NamedTuple):
+    """What headlines say that is in no row of `tests`. The keys are (treatment, reference)."""
+
+    remarks: Mapping[tuple[str, str], Sequence[str]]
+    """Further sentences of a headline."""
+    warnings: Mapping[tuple[str, str], str]
+    """The sentence before all others."""
+    details: Sequence[str]
+    """Further details of every headline."""
+
+
+def headlines(tests: DataFrame, arms: DataFrame, plan: Plan, extras: Extras) -> list[Headline]:
     """A headline for each comparison of the primary family; without one, for each comparison.
 
     Args:
         arms: as `questions.groups` gives them.
-        remarks: (treatment, reference) -> further sentences.
-        extra_details: further details of every headline.
-        warnings: (treatment, reference) -> what is said before anything else.
     """
     rows = tests[tests["reference"] != BASELINE]
     controls = set(arms.index[arms["algorithm"] == plan.registered.control])
@@ -83,18 +84,10 @@ def headlines(
     if primary_rows.empty:
         primary_rows = without_control
     primary_rows = primary_rows.drop_duplicates(["treatment", "reference"])
-    return [_headline(row, rows, arms, controls, remarks, extra_details, warnings) for row in primary_rows.itertuples()]
+    return [_headline(row, rows, arms, controls, extras) for row in primary_rows.itertuples()]
 
 
-def _headline(
-    row: Any,
-    rows: DataFrame,
-    arms: DataFrame,
-    controls: set[str],
-    remarks: Mapping[tuple[str, str], Sequence[str]],
-    extra_details: Sequence[str],
-    warnings: Mapping[tuple[str, str], str],
-) -> Headline:
+def _headline(row: Any, rows: DataFrame, arms: DataFrame, controls: set[str], extras: Extras) -> Headline:
     arms_of_row = (row.treatment, row.reference)
     names = _names(row, arms)
     of_arms = rows_with(rows, treatment=row.treatment, reference=row.reference)
@@ -113,14 +106,14 @@ def _headline(
     sentences += [f"{count} of {names[arm]} diverged" for arm, count in diverged_counts]
     notes = [note for shown_row in shown for note in shown_row.notes]
     sentences += [note for note in notes if note.kind == "risen"]
-    sentences += remarks.get(arms_of_row, ())
+    sentences += extras.remarks.get(arms_of_row, ())
     for shown_row in shown:
         sentences += shown_row.caveats
     text = " ".join(_as_sentences(sentences))
     if row.family == "exploratory":
         text = f"Exploratory: {text}"
-    if arms_of_row in warnings:
-        text = f"{warnings[arms_of_row]} {text}"
+    if arms_of_row in extras.warnings:
+        text = f"{extras.warnings[arms_of_row]} {text}"
     for against in rows_with(rows, treatment=row.treatment).itertuples():
         if against.reference in controls:
             lines.append(f"against {against.reference}, with equal batches: {numbers(against, against.reference)}")
@@ -131,7 +124,7 @@ def _headline(
     if any("p_Holm" in line for line in lines):
         lines.append(HOLM)
     lines += [shown_row.left_out for shown_row in shown if shown_row.left_out]
-    lines += extra_details
+    lines += extras.details
     return Headline(text, tuple(_as_sentences(lines)), row)
 
 

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 0.5
 QUIET_SECONDS = 5.0
-"""A run that has written this long ago may be dead. A live one writes twice a second, but not while it prepares data or
-evaluates."""
+"""A run that has not written for this long may be dead. A live one writes twice a second, but not while it prepares
+data or evaluates."""
 RECENT_ARRIVALS = 200
 EVALUATIONS_SHOWN = 5
 WORKERS_SHOWN = 16
 SPARKLINE_WIDTH = 48
-LONGEST_LOOK = 1 << 16
-"""Bytes of a line of the file about the machine."""
+MAX_USAGE_LINE = 1 << 16
+"""The most bytes that a line of the file on the use of the machine has."""
 BLOCK = 1 << 20
 """Bytes of the log that are read at a time."""
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -51,13 +51,13 @@ RUNNING = "running"
 DEAD = "ended without a summary"
 
 
-class Reached(Moment, frozen=True):
-    """What the view reads of a record that says how far the run has come; a record without it is damaged."""
+class ProgressRecord(Moment, frozen=True):
+    """A record that says how far the run has come."""
 
     uses: tuple[tuple[int, int], ...] = ()
 
 
-class WatchedArrival(Reached, frozen=True, kw_only=True):
+class WatchedArrival(ProgressRecord, frozen=True, kw_only=True):
     worker: int
     num_samples: int
     wait_seconds: float = 0.0
@@ -66,33 +66,33 @@ class WatchedArrival(Reached, frozen=True, kw_only=True):
     push_seconds: float = 0.0
 
 
-class WatchedEvaluation(Reached, frozen=True, kw_only=True):
+class WatchedEvaluation(ProgressRecord, frozen=True, kw_only=True):
     loss: float | None
     metrics: Mapping[str, float | None] = {}
 
 
-class Came(Reached, frozen=True, kw_only=True):
-    """A worker came, or went."""
+class WorkerChange(ProgressRecord, frozen=True, kw_only=True):
+    """A worker joined or left."""
 
     worker: int
     reason: str = ""
 
 
-class Failed(Struct):
+class FaultRecord(Struct):
     message: str
 
 
 KINDS: Mapping[str, type[Struct]] = {
     "arrival": WatchedArrival,
     "evaluate": WatchedEvaluation,
-    "join": Came,
-    "leave": Came,
-    "fault": Failed,
+    "join": WorkerChange,
+    "leave": WorkerChange,
+    "fault": FaultRecord,
 }
 
 
 class Usage(Struct):
-    """The last look at the machine: of every process its busy cores and its bytes."""
+    """The latest reading of the machine: the busy cores, and of every process its busy cores and bytes of memory."""
 
     machine: float
     processes: dict[str, tuple[float, float]]
@@ -138,7 +138,7 @@ class Watched:
         self.workers: dict[int, WatchedWorker] = collections.defaultdict(WatchedWorker)
         self.faults: list[str] = []
         self.usage: Usage | None = None
-        """None where nobody looks."""
+        """None if the run does not record the use of the machine."""
         self._recent: collections.deque[tuple[float, int]] = collections.deque([(0.0, 0)], RECENT_ARRIVALS)
         self.status = RUNNING
         self.message = ""
@@ -186,35 +186,35 @@ class Watched:
     def _read_usage(self) -> None:
         """The last whole line of the file; what is torn or of another kind is left out."""
         with contextlib.suppress(OSError, ValueError, IndexError), open(self.path / USAGE, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LOOK))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_USAGE_LINE))
             self.usage = msgspec.json.decode(file.read().split(b"\n")[-2], type=Usage)
 
     def _take(self, record: Mapping[str, Any]) -> None:
         kind = record.get("kind")
-        known = KINDS.get(str(kind))
-        if known is None:
+        record_type = KINDS.get(str(kind))
+        if record_type is None:
             return
-        seen = msgspec.convert(record, known)
-        if isinstance(seen, Reached):
-            self.progress.advance(seen.version, seen.total_samples, seen.train_seconds, seen.uses)
-        if isinstance(seen, WatchedArrival):
-            self._recent.append((seen.train_seconds, seen.total_samples))
-            worker = self.workers[seen.worker]
+        known = msgspec.convert(record, record_type)
+        if isinstance(known, ProgressRecord):
+            self.progress.advance(known.version, known.total_samples, known.train_seconds, known.uses)
+        if isinstance(known, WatchedArrival):
+            self._recent.append((known.train_seconds, known.total_samples))
+            worker = self.workers[known.worker]
             worker.num_arrivals += 1
-            worker.num_samples += seen.num_samples
-            worker.wait_seconds += seen.wait_seconds
-            worker.busy_seconds += seen.pull_seconds + seen.compute_seconds + seen.push_seconds
-        elif isinstance(seen, WatchedEvaluation):
-            self.evaluations.append(seen)
-        elif isinstance(seen, Came):
+            worker.num_samples += known.num_samples
+            worker.wait_seconds += known.wait_seconds
+            worker.busy_seconds += known.pull_seconds + known.compute_seconds + known.push_seconds
+        elif isinstance(known, WatchedEvaluation):
+            self.evaluations.append(known)
+        elif isinstance(known, WorkerChange):
             state = "left"
             if kind == "join":
                 state = ""
-            elif seen.reason:
-                state = f"lost: {seen.reason}"
-            self.workers[seen.worker].state = state
-        elif isinstance(seen, Failed):
-            self.faults.append(seen.message)
+            elif known.reason:
+                state = f"lost: {known.reason}"
+            self.workers[known.worker].state = state
+        elif isinstance(known, FaultRecord):
+            self.faults.append(known.message)
 
     @property
     def samples_per_second(self) -> float | None:
@@ -252,7 +252,7 @@ def sparkline(values: Sequence[float | None], width: int = SPARKLINE_WIDTH) -> s
     """
     finite = [value for value in values if value is not None and math.isfinite(value)]
     if len(finite) > width:
-        finite = [finite[round(place * (len(finite) - 1) / (width - 1))] for place in range(width)]
+        finite = [finite[round(position * (len(finite) - 1) / (width - 1))] for position in range(width)]
     low = min(finite, default=0.0)
     high = max(finite, default=0.0)
     scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
@@ -260,7 +260,7 @@ def sparkline(values: Sequence[float | None], width: int = SPARKLINE_WIDTH) -> s
 
 
 def frame(run: Watched) -> Group:
-    """The picture of a run as it is known now."""
+    """The view of a run as far as it has been read."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -269,21 +269,21 @@ def frame(run: Watched) -> Group:
     done = run.progress
     speed = run.samples_per_second
     workers = settings.get("nproc", settings.get("workers"))
-    what = [*map(settings.get, ("mode", "rule", "problem")), workers and f"{workers} workers"]
+    training = [*map(settings.get, ("mode", "rule", "problem")), workers and f"{workers} workers"]
     seconds = "virtual s" if settings.get("clock") == "virtual" else "s"
     share = "" if run.budget_share is None else f"   {100 * run.budget_share:.0f} % of the budget"
-    at = done.delays.summary()
+    delays = done.delays.summary()
     status = run.status
     if status == RUNNING and not run.evaluations:
-        status += ": it prepares"
+        status += ": no evaluation yet"
     if run.message:
         status += f": {run.message}"
     facts = {
-        "run": f"{run.path}   {', '.join(str(part) for part in what if part)}",
+        "run": f"{run.path}   {', '.join(str(part) for part in training if part)}",
         "status": status,
         "samples": f"{done.num_samples}{share}   {done.num_updates} updates   {done.train_seconds:.1f} {seconds}",
         "speed": "-" if speed is None else f"{speed:.0f} samples/s",
-        "delay": f"p50 {at['p50']}   p95 {at['p95']}   max {at['max']} updates" if done.delays else "-",
+        "delay": f"p50 {delays['p50']}   p95 {delays['p95']}   max {delays['max']} updates" if done.delays else "-",
         "loss": sparkline([evaluation.loss for evaluation in run.evaluations]) or "-",
     }
     grid = Table.grid(padding=(0, 2))
@@ -331,11 +331,11 @@ def _worker(number: int, worker: WatchedWorker) -> list[str]:
     return [str(number), str(worker.num_arrivals), str(worker.num_samples), waits, worker.state]
 
 
-def _used(look: Usage) -> list[list[str]]:
+def _used(usage: Usage) -> list[list[str]]:
     """Busy cores and memory of every process, and of every GPU."""
-    used = [(name, f"{cores:.2f} cores", resident) for name, (cores, resident) in look.processes.items()]
+    used = [(name, f"{cores:.2f} cores", resident) for name, (cores, resident) in usage.processes.items()]
     used = used[:WORKERS_SHOWN]
-    for number, gpu in enumerate(look.gpus):
+    for number, gpu in enumerate(usage.gpus):
         share = gpu.get("utilisation", math.nan)
         used.append((f"GPU {number}", f"{100 * share:.0f} %", gpu.get("bytes", math.nan)))
     return [[name, busy, f"{size / 2**30:.2f} GiB"] for name, busy, size in used]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 from pandas import DataFrame
@@ -18,7 +18,7 @@ from analysis.curves import reached, thinned_to_sparsest
 from analysis.measure import Measure
 from analysis.page import Addition, Drawing, drawing, slug
 from analysis.plots import DASHED
-from analysis.stats import t_interval
+from analysis.stats import Interval, t_interval
 from asyncsgd.records.events import EVENTS, read_events
 
 if TYPE_CHECKING:
@@ -28,27 +28,48 @@ ROUNDING = 1e-4
 """Nats by which a loss may miss another one: a pipeline has that of one process up to rounding."""
 MIN_GAIN_F1 = 0.03
 """A model has learned something if its F1 is this much or more above that of one that never answers."""
-WAYS = {
-    "model": "name in the config",
-    "name": "of the way to spread a training over processes",
-    "processes": "number of them",
-    "oversubscribed": "whether there were more busy threads than cores, so that its seconds are no speed",
-    "seconds": "of training, to equal samples",
-    "bubble": "1 - (mean seconds that a stage computed) / (seconds of the first stage)",
-    "formula": "(p - 1) / (m + p - 1); nan for the schedule 2bw",
-    "exchange": "share of the training clock in which gradients were exchanged; none where backward passes do it",
-    "bytes_per_sample": "sent by all processes: counted in a pipeline, else 2 (N - 1) / N of the gradient by each of N "
-    "ranks, or the parameters and the gradient for each gradient of a server",
-    "samples_to_target": "as a multiple of the reference's: samples until the highest loss at which one of its runs "
-    "ended; geometric mean over the seeds whose run came there",
-    "reached": "seeds whose run reached that loss",
-    "silent": "F1 of a model that never answers: the share of questions without an answer",
-    "loss": "on the evaluation set, at the end",
-    "answerable": "F1 of the questions that have an answer",
-    "best_f1": "F1 at the threshold that suits the evaluation set best",
-    "metrics": "at the end, by name",
-    "curve": "(samples, F1) of the evaluations, means over seeds",
-}
+
+
+class Way(NamedTuple):
+    """A row of the table of ways: one way to spread the training of a model over processes."""
+
+    model: str
+    name: str
+    """The name of the way, which is an arm of the config."""
+    processes: int
+    """The number of processes."""
+    oversubscribed: bool
+    """Whether there were more busy threads than cores, so that its seconds are no speed."""
+    seconds: Interval
+    """Seconds of training, to equal samples."""
+    bubble: float
+    """1 - (mean seconds that a stage computed) / (seconds of the first stage)."""
+    formula: float
+    """(p - 1) / (m + p - 1); nan for the schedule 2bw."""
+    exchange: float
+    """Share of the training clock in which gradients were exchanged; nan where backward passes exchange them."""
+    bytes_per_sample: float
+    """Bytes sent by all processes: counted in a pipeline, else 2 (N - 1) / N of the gradient by each of N ranks, or the
+    parameters and the gradient for each gradient of a server."""
+    samples_to_target: float
+    """Samples until the highest loss at which a run of the reference ended, as a multiple of the reference's; geometric
+    mean over the seeds whose run reached that loss."""
+    reached: float
+    """How many seeds' runs reached that loss."""
+    silent: float
+    """F1 of a model that never answers: the share of questions without an answer."""
+    loss: Interval
+    """The loss on the evaluation set, at the end."""
+    answerable: Interval
+    """F1 of the questions that have an answer."""
+    best_f1: Interval
+    """F1 at the threshold that suits the evaluation set best."""
+    metrics: dict[str, Interval]
+    """Name -> metric at the end."""
+    curve: list[tuple[int, float]]
+    """(samples, F1) of the evaluations, means over seeds."""
+
+
 HEADINGS = {
     "model": "model",
     "name": "way",
@@ -78,7 +99,7 @@ BEST_F1 = (
 
 
 def ways_of(found: Comparisons) -> DataFrame:
-    """A row for every way of every model, with the columns of `WAYS`."""
+    """The table of ways, a row for every way of every model."""
     rows = []
     measure = Measure(found.curves)
     for arm in found.arms.itertuples():
@@ -88,7 +109,7 @@ def ways_of(found: Comparisons) -> DataFrame:
             reference = reference.iloc[:0]
         curve = f1_curve(found.curves[found.curves["run"].isin(own["run"])])
         rows.append({"model": arm.model, "name": arm.arm, **_way(own, reference, measure), "curve": curve})
-    return DataFrame(rows, columns=[*WAYS])
+    return DataFrame(rows, columns=[*Way._fields])
 
 
 def finished(found: Comparisons, arm: Any, name: str) -> DataFrame:
@@ -230,20 +251,20 @@ def f1_curve(curves: DataFrame) -> list[tuple[int, float]]:
     return [(int(samples), float(score)) for samples, score in of_all_runs["mean"].items()]
 
 
-def about_silence(ways: DataFrame) -> list[str]:
+def above_never_answering(ways: DataFrame) -> list[str]:
     """What a model that never answers would score, and which models are above it; empty for other tasks."""
     sentences = []
     has_curve = ways["curve"].map(len) > 0
     answering = ways[ways["silent"].notna() & has_curve]
     for model, own in answering.groupby("model", sort=False):
-        silent = own["silent"].iloc[0]
+        floor = own["silent"].iloc[0]
         above = []
         for way in own.to_dict("records"):
             _, last_f1 = way["curve"][-1]
-            if last_f1 >= silent + MIN_GAIN_F1:
+            if last_f1 >= floor + MIN_GAIN_F1:
                 above.append(way["name"])
         names = ", ".join(above) or "none"
-        lead = f"{model}: a model that never answers has F1 {silent:.3f}"
+        lead = f"{model}: a model that never answers has F1 {floor:.3f}"
         sentences.append(f"{lead}; {100 * MIN_GAIN_F1:.0f} points or more above it: {names}.")
     return sentences
 
@@ -278,7 +299,7 @@ def scores_of(ways: DataFrame, pictures: tuple[Drawing, ...] = ()) -> TablePart:
     scores = pd.concat([names, metrics, others], axis=1)
     scores = scores.dropna(axis=1, how="all")
     scores = scores.rename(columns={"name": "way", "answerable": "HasAns f1", "best_f1": "best f1"})
-    notes = about_silence(ways)
+    notes = above_never_answering(ways)
     if "best f1" in scores:
         notes.append(BEST_F1)
     return TablePart("scores", "Scores after equal samples", scores, tuple(notes), pictures)
@@ -302,9 +323,9 @@ def _draw_f1(axes: Any, ways: DataFrame, styles: Mapping[str, Any]) -> str:
         samples, scores = zip(*way["curve"], strict=True)
         styles[way["name"]].line(axes, samples, scores, label=way["name"])
         ends.append(f"{way['name']} {scores[-1]:.3f}")
-    silent = ways["silent"].iloc[0]
-    if not math.isnan(silent):
-        axes.axhline(silent, **DASHED)
+    floor = ways["silent"].iloc[0]
+    if not math.isnan(floor):
+        axes.axhline(floor, **DASHED)
     axes.set(xlabel="samples", ylabel="F1")
     return "; ".join(ends)
 

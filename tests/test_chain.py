@@ -15,7 +15,7 @@ from doors import Finished, asyncsgd
 from gallery import write_tables
 
 import sweep as sweep_script
-from analysis.scores import by_seed
+from analysis.scores import mean_scores
 from asyncsgd.errors import UsageError
 from asyncsgd.studies.check import check
 from asyncsgd.studies.plan import make_plan
@@ -318,4 +318,4 @@ def test_an_arm_that_diverged_upstream_has_the_worst_score_after_every_stage_in_
     runs = runs.assign(seed=1, replicate=0, data="", metric=0.5, details=[{"metrics": {"accuracy": 0.5}}] * 4)
     runs["diverged"] = runs["status"] == "DIVERGED"
     runs["usable"] = runs["status"] == "DONE"
-    assert by_seed(runs).loc[1].to_dict() == {"async": -float("inf"), "sync": 0.5}
+    assert mean_scores(runs).loc[1].to_dict() == {"async": -float("inf"), "sync": 0.5}

@@ -14,7 +14,7 @@ from tasks import Plane
 from analysis.comparisons import Comparisons
 from analysis.parallelism import main as report
 from analysis.stats import Interval
-from analysis.ways import about_silence, f1_curve, scores_of, ways_of
+from analysis.ways import above_never_answering, f1_curve, scores_of, ways_of
 from asyncsgd.records.events import StagesUsed, read_events
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.worker.worker import Loss, OnAllGPUs
@@ -37,7 +37,7 @@ def score(value):
 
 def test_what_silence_scores_is_said_beside_the_scores():
     for f1, above in ((0.53, "async"), (0.52, "none")):
-        (said,) = about_silence(ways(("single", 0.52, ()), ("async", f1, ())))
+        (said,) = above_never_answering(ways(("single", 0.52, ()), ("async", f1, ())))
         assert said == f"bert: a model that never answers has F1 0.500; 3 points or more above it: {above}."
 
 

@@ -41,7 +41,7 @@ from analysis.curves import Curve, bracket, losses_around, shared_position, thin
 from analysis.judge import TARGET_SHARE_IF_UNDECLARED
 from analysis.over_tasks import mean_improvement, stratified_bootstrap
 from analysis.stats import detectable_effect, equivalence, holm, sign_flip
-from analysis.trust import guarded
+from analysis.trust import compare_samples
 from asyncsgd.scripts.base import run_script
 
 Array = NDArray[numpy.float64]
@@ -330,8 +330,8 @@ def power_and_guard(name: str, n: int, studies: int, generator: Generator) -> St
     effect = detectable_effect(n, ALPHA)
     nothing = numpy.zeros(n)
     for differences in differences_of(name, (studies, n), generator):
-        at_tolerance, _ = guarded(differences + TOLERANCE, nothing, TOLERANCE)
-        at_zero, _ = guarded(differences, nothing, TOLERANCE)
+        at_tolerance, _ = compare_samples(differences + TOLERANCE, nothing, TOLERANCE)
+        at_zero, _ = compare_samples(differences, nothing, TOLERANCE)
         yield {
             "power, nominal 80 %": found(differences + effect),
             "guard at tolerance": at_tolerance == "passed",

@@ -174,7 +174,7 @@ def test_a_setting_of_one_arm_empties_all_that_sets_it_against_another_and_is_na
 
 def test_no_score_over_tasks_has_a_study_whose_arms_are_not_comparable(folders, tmp_path):
     studies = [tasks.read_task(folders["study", "alike"]), tasks.read_task(written(tmp_path / "second", number=1))]
-    assert [study.untimed for study in studies] == ["", ""]
+    assert [study.why_untimed for study in studies] == ["", ""]
     with pytest.raises(UsageError, match=f"no task: {REASON} async-w2: 0.5; of sync-w2: 0.01"):
         tasks.read_task(folders["study", "unlike"])
 

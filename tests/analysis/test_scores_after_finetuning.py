@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from analysis.scores import by_seed, metric_of
+from analysis.scores import mean_scores, metric_of
 from asyncsgd.errors import UsageError
 from asyncsgd.studies.plan import make_plan
 
@@ -29,12 +29,12 @@ def tuned(better, metrics, **details):
 def test_a_collapsed_model_has_the_worst_rank_by_the_direction_of_its_task_s_first_score(better, worst):
     runs = tuned(better, [0.5, None, 0.7])
     assert metric_of(runs) == (next(iter(better)), worst > 0)
-    assert by_seed(runs)["a"].tolist() == [0.5, worst, 0.7]
+    assert mean_scores(runs)["a"].tolist() == [0.5, worst, 0.7]
 
 
 def test_a_score_that_the_labels_leave_undefined_is_no_result():
     runs = tuned(RANKED, [None, None], undefined_scores={"pearson": "all texts to score on have one number"})
-    assert by_seed(runs)["a"].isna().all()
+    assert mean_scores(runs)["a"].isna().all()
 
 
 def config(finetune, **analysis):

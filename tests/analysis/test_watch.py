@@ -133,7 +133,7 @@ def test_a_log_that_grows_is_read_once_wherever_it_is_cut(tmp_path_factory):
 
 def test_a_run_is_running_while_its_owner_has_the_lock_however_long_it_is_silent(tmp_path, capsys):
     RunFolder(tmp_path / "new")
-    assert "status running: it prepares" in shown(tmp_path / "new", capsys)
+    assert "status running: no evaluation yet" in shown(tmp_path / "new", capsys)
     folder = begin(tmp_path / "a")
     age(tmp_path / "a")
     assert read(tmp_path / "a").status == RUNNING
