@@ -47,9 +47,11 @@ def named_places(eval_data: str | Sequence[str] | None) -> dict[str, str]:
     places: dict[str, str] = {}
     for text in given:
         name, equals, place = text.partition("=")
-        if not equals or _is_there(text):
+        is_there = os.path.exists(os.path.expanduser(text))
+        if not equals or is_there:
             place = text
-            name = ALONE if len(given) == 1 else "+".join(_stem(part) for part in joined_parts(text))
+            stems = [Path(part).name.partition(".")[0] for part in joined_parts(text)]
+            name = ALONE if len(given) == 1 else "+".join(stems)
         check_name(name)
         if name in places:
             raise UsageError(f"two evaluation sets are called {name!r}; name them: --eval-data NAME=PATH")
@@ -68,11 +70,3 @@ def check_name(name: str) -> None:
             f"an evaluation set cannot be called {shortened(name)}; type --eval-data NAME=PATH, with a name of up to "
             f"{LONGEST_NAME} characters, without /, and not {MAIN}"
         )
-
-
-def _is_there(text: str) -> bool:
-    return os.path.exists(os.path.expanduser(text))
-
-
-def _stem(place: str) -> str:
-    return Path(place).name.partition(".")[0]

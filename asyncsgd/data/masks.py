@@ -17,6 +17,7 @@ import functools
 from typing import ClassVar, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 from numpy.random import Generator
 
 from asyncsgd.settings.choices import Named
@@ -25,14 +26,14 @@ from asyncsgd.settings.choices import Named
 class Sample(NamedTuple):
     """A sample and what is known of its tokens. The arrays are views, not to be changed."""
 
-    ids: np.ndarray
+    ids: ndarray
     """int32 `(L,)`, without special tokens and padding."""
-    word_starts: np.ndarray
+    word_starts: ndarray
     """bool `(L,)`, True where a token begins a word. A sample may begin in the middle of a word."""
-    candidates: np.ndarray | None = None
+    candidates: ndarray | None = None
     """bool `(L,)`, the tokens that a finder found; None where nobody has looked."""
 
-    def words(self) -> tuple[np.ndarray, np.ndarray]:
+    def words(self) -> tuple[ndarray, ndarray]:
         """The number of each token's word, int64 `(L,)`, from 0, and the place of each word's first token.
 
         >>> [part.tolist() for part in Sample(np.array([7, 8, 9]), np.array([True, False, True])).words()]
@@ -47,7 +48,7 @@ class Sample(NamedTuple):
 class Strategy(Named):
     """How the tokens to predict are chosen."""
 
-    def choose(self, sample: Sample, probability: float, generator: Generator) -> np.ndarray:
+    def choose(self, sample: Sample, probability: float, generator: Generator) -> ndarray:
         """Choose about this share of a sample's tokens. The result must follow from the sample and what is drawn.
 
         Returns:
@@ -62,7 +63,7 @@ class ByToken(Strategy):
 
     name: ClassVar[str] = "token"
 
-    def choose(self, sample: Sample, probability: float, generator: Generator) -> np.ndarray:
+    def choose(self, sample: Sample, probability: float, generator: Generator) -> ndarray:
         draws = generator.random(len(sample.ids))
         return _below(draws, probability)
 
@@ -73,14 +74,14 @@ class ByWord(Strategy):
 
     name: ClassVar[str] = "word"
 
-    def choose(self, sample: Sample, probability: float, generator: Generator) -> np.ndarray:
+    def choose(self, sample: Sample, probability: float, generator: Generator) -> ndarray:
         words, first = sample.words()
         draws = generator.random(len(words))
         is_chosen = _below(draws[first], probability)
         return is_chosen[words]
 
 
-def _below(draws: np.ndarray, probability: float) -> np.ndarray:
+def _below(draws: ndarray, probability: float) -> ndarray:
     """Where `draws` are below `probability`; the smallest where none is."""
     chosen = draws < probability
     chosen[draws.argmin()] |= not chosen.any()
@@ -103,7 +104,7 @@ class ByCandidate(Strategy):
     """Share of the chosen tokens that come from words with a candidate, in [0, 1]; on average, since a number of tokens
     is whole. The rest comes from all words that are left."""
 
-    def choose(self, sample: Sample, probability: float, generator: Generator) -> np.ndarray:
+    def choose(self, sample: Sample, probability: float, generator: Generator) -> ndarray:
         words = _Words(sample)
         draws = generator.random(len(sample.ids))
         budget = int(_below(draws, probability).sum())
@@ -138,7 +139,7 @@ class _Words:
             self.candidates = np.unique(self._words[sample.candidates])
 
     @property
-    def chosen(self) -> np.ndarray:
+    def chosen(self) -> ndarray:
         """The chosen tokens, bool `(L,)`, new."""
         places = np.arange(len(self._words))
         return places < self._next[self._words]
@@ -148,11 +149,11 @@ class _Words:
         return int(self.chosen.sum())
 
     @property
-    def whole(self) -> np.ndarray:
+    def whole(self) -> ndarray:
         """The words of which nothing is chosen."""
         return self.all[self._next == self._first]
 
-    def take(self, words: np.ndarray, limit: int, generator: Generator) -> None:
+    def take(self, words: ndarray, limit: int, generator: Generator) -> None:
         """Choose `limit` tokens of some words, or all they have."""
         rest = generator.permutation(words) if limit else words
         while limit and len(rest):
@@ -185,7 +186,7 @@ class Masking:
     vocabulary_size: int
     special_ids: tuple[int, ...]
 
-    def __call__(self, sample: Sample, generator: Generator) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(self, sample: Sample, generator: Generator) -> tuple[ndarray, ndarray]:
         """Return (masked ids `(L,)`, positions `(M,)`, M >= 1) of one sample, both new."""
         chosen = self.strategy.choose(sample, self.probability, generator)
         positions = np.flatnonzero(chosen)
@@ -199,6 +200,6 @@ class Masking:
         return masked, positions
 
     @functools.cached_property
-    def _ordinary_ids(self) -> np.ndarray:
+    def _ordinary_ids(self) -> ndarray:
         """The ids that may replace a token."""
         return np.setdiff1d(np.arange(self.vocabulary_size), self.special_ids)

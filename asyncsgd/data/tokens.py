@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy import ndarray
 
 from asyncsgd.errors import UsageError, reason
 
@@ -47,16 +48,16 @@ class Samples:
     (2, [4, 2], [0, 1], 8)
     """
 
-    values: Mapping[str, np.ndarray]
-    starts: Mapping[str, np.ndarray]
+    values: Mapping[str, ndarray]
+    starts: Mapping[str, ndarray]
 
     @classmethod
-    def of(cls, **columns: np.ndarray | Sequence[np.ndarray]) -> Samples:
+    def of(cls, **columns: ndarray | Sequence[ndarray]) -> Samples:
         """Rows with these columns: an array of S values, or a sequence of S arrays."""
         values = {}
         starts = {}
         for name, column in columns.items():
-            if isinstance(column, np.ndarray):
+            if isinstance(column, ndarray):
                 values[name] = column
                 continue
             values[name] = np.concatenate(column) if len(column) else np.empty(0)
@@ -67,7 +68,7 @@ class Samples:
         return len(self.starts["ids"]) - 1
 
     @property
-    def lengths(self) -> np.ndarray:
+    def lengths(self) -> ndarray:
         """int64 `(S,)`, the tokens of each row; new."""
         return np.diff(self.starts["ids"])
 
@@ -79,11 +80,11 @@ class Samples:
             return values[number]
         return values[starts[number] : starts[number + 1]]
 
-    def rows(self, name: str, numbers: Sequence[int] | np.ndarray) -> list[np.ndarray]:
+    def rows(self, name: str, numbers: Sequence[int] | ndarray) -> list[ndarray]:
         """What a column has for each of some rows."""
         return [self.row(name, number) for number in numbers]
 
-    def select(self, keep: np.ndarray) -> Samples:
+    def select(self, keep: ndarray) -> Samples:
         """The rows where bool `keep` `(S,)` is set, in arrays of their own."""
         chosen = np.flatnonzero(keep)
         columns: dict[str, Any] = {}
@@ -106,7 +107,7 @@ class Samples:
         starts = {}
         for path in folder.glob("*.npy"):
             mapped = np.load(path, mmap_mode="r")
-            array = mapped.view(np.ndarray)  # slicing an np.memmap is slow
+            array = mapped.view(ndarray)  # slicing an np.memmap is slow
             name = path.name.removesuffix(".npy")
             if name.endswith(".starts"):
                 starts[name.removesuffix(".starts")] = array
@@ -115,7 +116,7 @@ class Samples:
         return cls(values, starts)
 
 
-def pad(rows: Sequence[np.ndarray], fill: int) -> Tensor:
+def pad(rows: Sequence[ndarray], fill: int) -> Tensor:
     """The rows with `fill` behind the shorter ones, int64 `(B, L)`.
 
     >>> pad([np.arange(3), np.arange(1)], 9).tolist()
@@ -147,7 +148,7 @@ def encodings_of(
 
 def pair_rows(
     pairs: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerBase, seq_len: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+) -> Iterator[tuple[ndarray, ndarray]]:
     """The ids and the token types, int32, of each pair in the tokenizer's own form, cut to `seq_len` as it cuts pairs.
 
     The tokenizer is not asked to cut: it keeps all pieces that it cuts off, and those of the first text times those of
@@ -209,7 +210,7 @@ def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     return backend
 
 
-def first_pieces(words: Iterable[tuple[int, int]], encoding: Encoding) -> np.ndarray:
+def first_pieces(words: Iterable[tuple[int, int]], encoding: Encoding) -> ndarray:
     """The place of each word's first piece, int32 `(W,)`; -1 for a word without any.
 
     A word is where it begins and where it has ended, in characters; a piece that ends behind it is not its own.
@@ -246,7 +247,7 @@ def rows_of(
     seq_len: int,
     end_id: int | None = None,
     blocks: bool = False,
-    flags: Sequence[np.ndarray] | None = None,
+    flags: Sequence[ndarray] | None = None,
 ) -> Samples:
     """Tokenize documents and cut each into consecutive rows that fit `seq_len` with their special tokens.
 
@@ -267,7 +268,7 @@ def rows_of(
     if flags is not None:
         types["candidates"] = bool
 
-    def special(tokens: Sequence[int]) -> np.ndarray:
+    def special(tokens: Sequence[int]) -> ndarray:
         """The columns of special tokens, int32 `(len(types), len(tokens))`: each begins a word, none is a candidate."""
         columns = np.zeros((len(types), len(tokens)), dtype=np.int32)
         columns[0] = tokens

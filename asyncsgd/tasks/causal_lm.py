@@ -30,7 +30,7 @@ from asyncsgd.tasks.language_model import LanguageModel
 from asyncsgd.tasks.text_task import IGNORED, VOCABULARY
 
 if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch, numpy and the reading of data
-    import numpy as np
+    from numpy import ndarray
     from torch import Tensor, nn
 
     from asyncsgd.data.corpora import Corpus
@@ -157,13 +157,13 @@ class CausalLM(LanguageModel):
             notes.append(f"{len(built.new_parameters)} tensors of the head of {self.model_name} are new")
         return {**super().more_facts(corpus, train, held_out, built), "notes": notes}
 
-    def test_rows(self, held_out: Samples) -> list[np.ndarray]:
+    def test_rows(self, held_out: Samples) -> list[ndarray]:
         from asyncsgd.tasks.text_batches import by_length
 
         batch_size = max(1, _EVALUATION_TOKENS // self.seq_len)
         return by_length(held_out, batch_size, self.eval_samples)
 
-    def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
+    def collate(self, samples: Samples, numbers: ndarray, draw: Draw) -> Batch:
         import torch
 
         from asyncsgd.data.tokens import pad
@@ -191,7 +191,7 @@ class CausalLM(LanguageModel):
         return int(self.weight(batch))
 
 
-def pack(lengths: Sequence[int] | np.ndarray, capacity: int) -> list[list[int]]:
+def pack(lengths: Sequence[int] | ndarray, capacity: int) -> list[list[int]]:
     """Put documents into rows: the longest first, each into the fullest row that has room for it.
 
     >>> pack([2, 6, 3, 5], capacity=8)

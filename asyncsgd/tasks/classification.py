@@ -30,7 +30,7 @@ from asyncsgd.tasks.heads import Labels
 from asyncsgd.tasks.labelled_task import LabelledTask
 
 if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch, numpy and the reading of data
-    import numpy as np
+    from numpy import ndarray
     from torch import Tensor, nn
 
     from asyncsgd.data.corpora import Corpus, Kind
@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch, nump
     from asyncsgd.tasks.text_batches import Batch, Draw
 
 
-def inverse_frequency(counts: Sequence[int] | np.ndarray) -> np.ndarray:
+def inverse_frequency(counts: Sequence[int] | ndarray) -> ndarray:
     """The weight of each class, w_c = N / (K n_c) with K the classes that occur, else 0; float64 `(C,)`.
 
     The mean of the weights over the N samples is 1, so the loss keeps its scale. `counts` are n_c, samples of a class.
@@ -256,7 +256,7 @@ class Classification(LabelledTask):
             return Samples.of(ids=ids, labels=labels)
         return Samples.of(ids=ids, types=types, labels=labels)
 
-    def _label_values(self, corpus: Corpus, documents: Documents) -> np.ndarray:
+    def _label_values(self, corpus: Corpus, documents: Documents) -> ndarray:
         """The labels of some documents as batches have them, int64 or float32; 0 where none is known."""
         import numpy as np
 
@@ -345,7 +345,7 @@ class Classification(LabelledTask):
         number: int = self.known["labels"].index(self.positive)
         return number
 
-    def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
+    def collate(self, samples: Samples, numbers: ndarray, draw: Draw) -> Batch:
         import torch
 
         from asyncsgd.data.tokens import pad
@@ -404,7 +404,7 @@ class Classification(LabelledTask):
         return {"hatecheck": hatecheck.scores(cases, said_hateful), **written}
 
 
-def _beginnings(texts: Sequence[str], tokenizer: Any, seq_len: int) -> list[np.ndarray]:
+def _beginnings(texts: Sequence[str], tokenizer: Any, seq_len: int) -> list[ndarray]:
     """The ids of the first `seq_len` tokens of each text, int32."""
     import numpy as np
 

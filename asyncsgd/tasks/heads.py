@@ -24,7 +24,7 @@ from asyncsgd.tasks.base import Directions
 from asyncsgd.tasks.predictions import Said
 
 if TYPE_CHECKING:  # tasks name their kind of labels in a flag, and --help is not to wait for torch and numpy
-    import numpy as np
+    from numpy import ndarray
     from torch import Tensor
 
     from asyncsgd.tasks.base import Batch, Sums
@@ -64,15 +64,15 @@ class Head(abc.ABC):
         """
 
     @abc.abstractmethod
-    def truth(self, sums: Sums) -> np.ndarray:
+    def truth(self, sums: Sums) -> ndarray:
         """What `undefined` needs, from the sums of an evaluation."""
 
     @abc.abstractmethod
-    def truth_of(self, labels: np.ndarray, num_labels: int) -> np.ndarray:
+    def truth_of(self, labels: ndarray, num_labels: int) -> ndarray:
         """The same from the labels of the evaluation set, before anything is predicted."""
 
     @abc.abstractmethod
-    def undefined(self, truth: np.ndarray, positive: int | None) -> Mapping[str, str]:
+    def undefined(self, truth: ndarray, positive: int | None) -> Mapping[str, str]:
         """The scores that the labels of an evaluation set leave undefined, each with the reason."""
 
     @abc.abstractmethod
@@ -122,16 +122,16 @@ class SingleLabel(Head):
             metrics["f1"] = scores.per_class_f1(confusion)[positive]
         return metrics | dict.fromkeys(self.undefined(self.truth(sums), positive))
 
-    def truth(self, sums: Sums) -> np.ndarray:
-        true: np.ndarray = sums["confusion"].sum(axis=1)
+    def truth(self, sums: Sums) -> ndarray:
+        true: ndarray = sums["confusion"].sum(axis=1)
         return true
 
-    def truth_of(self, labels: np.ndarray, num_labels: int) -> np.ndarray:
+    def truth_of(self, labels: ndarray, num_labels: int) -> ndarray:
         import numpy as np
 
         return np.bincount(labels, minlength=num_labels)
 
-    def undefined(self, truth: np.ndarray, positive: int | None) -> Mapping[str, str]:
+    def undefined(self, truth: ndarray, positive: int | None) -> Mapping[str, str]:
         reasons = {}
         if (truth > 0).sum() < 2:
             reasons["matthews"] = "all texts to score on have one label"
@@ -187,15 +187,15 @@ class Multi(Head):
         }
         return metrics | dict.fromkeys(self.undefined(self.truth(sums), positive))
 
-    def truth(self, sums: Sums) -> np.ndarray:
-        true: np.ndarray = sums["counts"][:, 2]
+    def truth(self, sums: Sums) -> ndarray:
+        true: ndarray = sums["counts"][:, 2]
         return true
 
-    def truth_of(self, labels: np.ndarray, num_labels: int) -> np.ndarray:
-        true: np.ndarray = (labels > 0).sum(axis=0)
+    def truth_of(self, labels: ndarray, num_labels: int) -> ndarray:
+        true: ndarray = (labels > 0).sum(axis=0)
         return true
 
-    def undefined(self, truth: np.ndarray, positive: int | None) -> Mapping[str, str]:
+    def undefined(self, truth: ndarray, positive: int | None) -> Mapping[str, str]:
         if truth.any():
             return {}
         return dict.fromkeys(("micro_f1", "macro_f1"), "no text to score on has a label")
@@ -247,20 +247,20 @@ class Number(Head):
         }
         return metrics | dict.fromkeys(self.undefined(true, positive))
 
-    def truth(self, sums: Sums) -> np.ndarray:
-        true: np.ndarray = sums["true"]
+    def truth(self, sums: Sums) -> ndarray:
+        true: ndarray = sums["true"]
         return true
 
-    def truth_of(self, labels: np.ndarray, num_labels: int) -> np.ndarray:
+    def truth_of(self, labels: ndarray, num_labels: int) -> ndarray:
         return labels
 
-    def undefined(self, truth: np.ndarray, positive: int | None) -> Mapping[str, str]:
+    def undefined(self, truth: ndarray, positive: int | None) -> Mapping[str, str]:
         if truth.max() > truth.min():
             return {}
         return dict.fromkeys(("pearson", "spearman"), "all texts to score on have one number")
 
 
-def _correlation(name: str, predicted: np.ndarray, true: np.ndarray) -> float | None:
+def _correlation(name: str, predicted: ndarray, true: ndarray) -> float | None:
     """Pearson's or Spearman's correlation, a function of `scipy.stats`.
 
     It is None where the predictions leave it undefined: they are one number for all, or some are not finite.

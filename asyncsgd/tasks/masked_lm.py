@@ -28,7 +28,7 @@ from asyncsgd.tasks.language_model import LanguageModel
 from asyncsgd.tasks.text_task import IGNORED, side_of
 
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch, numpy and the reading of data
-    import numpy as np
+    from numpy import ndarray
     from torch import Tensor, nn
 
     from asyncsgd.data.corpora import Corpus
@@ -208,11 +208,11 @@ class MaskedLM(LanguageModel):
         special_ids = tuple(known["special_ids"])
         return _masking(strategy, share, known["mask_id"], known["vocabulary_size"], special_ids)
 
-    def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
+    def collate(self, samples: Samples, numbers: ndarray, draw: Draw) -> Batch:
         masking = self.masking(self.strategy, self.mask_prob)
         return self.masked(samples, numbers, draw, masking)
 
-    def masked(self, samples: Samples, numbers: np.ndarray, draw: Draw, masking: Masking) -> Batch:
+    def masked(self, samples: Samples, numbers: ndarray, draw: Draw, masking: Masking) -> Batch:
         """The batch of some rows with these masks."""
         import numpy as np
 
@@ -266,7 +266,7 @@ def _masking(
     return Masking(strategy, share, mask_id, vocabulary_size, special_ids)
 
 
-def _with_candidates(samples: Samples) -> np.ndarray:
+def _with_candidates(samples: Samples) -> ndarray:
     """Which rows have a candidate, bool `(S,)`."""
     import numpy as np
 

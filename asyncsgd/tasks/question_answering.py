@@ -32,7 +32,7 @@ from asyncsgd.tasks.labelled_task import HeadTask
 from asyncsgd.tasks.text_task import VOCABULARY, side_of
 
 if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch, numpy and the reading of data
-    import numpy as np
+    from numpy import ndarray
     from torch import Tensor, nn
 
     from asyncsgd.data.corpora import Corpus
@@ -147,12 +147,12 @@ class QuestionAnswering(HeadTask):
             facts[f"num_{side}_questions"] = len(questions)
         return facts
 
-    def test_rows(self, held_out: Samples) -> list[np.ndarray]:
+    def test_rows(self, held_out: Samples) -> list[ndarray]:
         from asyncsgd.tasks.windows import whole_questions
 
         return whole_questions(held_out, self.eval_batch_size)
 
-    def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
+    def collate(self, samples: Samples, numbers: ndarray, draw: Draw) -> Batch:
         import torch
 
         def column(name: str) -> Tensor:
@@ -227,7 +227,7 @@ class QuestionAnswering(HeadTask):
         for question in dict.fromkeys(question_of_row.tolist()):
             identity, context, answers = scored[question]
             lines = np.flatnonzero(question_of_row == question)
-            window_logits: list[tuple[int, np.ndarray]] = []
+            window_logits: list[tuple[int, ndarray]] = []
             offsets: dict[int, list[int]] = {}
             for line in lines:
                 row = rows[line]
@@ -346,7 +346,7 @@ _COLUMN_OF = {"exact_match": "exact", "f1": "f1"}
 """The column of `QuestionAnswering.sums` that each score is computed from."""
 
 
-def _at_zero(sums: Sums) -> dict[str, np.ndarray]:
+def _at_zero(sums: Sums) -> dict[str, ndarray]:
     """The scores of each question at the threshold 0, by name."""
     from asyncsgd.tasks.answers import at_threshold
 

@@ -9,10 +9,10 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the methods of arrays are enough
-    import numpy as np
+    from numpy import ndarray
 
 
-def accuracy(confusion: np.ndarray) -> float:
+def accuracy(confusion: ndarray) -> float:
     """The share of the samples predicted right.
 
     >>> import numpy as np
@@ -22,7 +22,7 @@ def accuracy(confusion: np.ndarray) -> float:
     return int(confusion.trace()) / int(confusion.sum())
 
 
-def per_class_f1(confusion: np.ndarray) -> list[float | None]:
+def per_class_f1(confusion: ndarray) -> list[float | None]:
     """F1 = 2 TP / (2 TP + FP + FN) of each class; None for a class that is neither true nor predicted anywhere.
 
     A class that occurs and is never predicted right has 0.
@@ -39,7 +39,7 @@ def per_class_f1(confusion: np.ndarray) -> list[float | None]:
     return scores
 
 
-def macro_f1(confusion: np.ndarray) -> float:
+def macro_f1(confusion: ndarray) -> float:
     """The mean of `per_class_f1` over the classes that have one: every class counts alike, however rare it is.
 
     This is scikit-learn's ``f1_score(average="macro")`` without a list of labels.
@@ -62,7 +62,7 @@ def f1(right: int, predicted: int, true: int) -> float:
     return 2 * int(right) / both if both else 0.0
 
 
-def matthews(confusion: np.ndarray) -> float:
+def matthews(confusion: ndarray) -> float:
     """Matthews' correlation of the true and the predicted class, for any number of classes (Gorodkin 2004).
 
     It is 0 where only one class is true or predicted, as scikit-learn's ``matthews_corrcoef`` has it.

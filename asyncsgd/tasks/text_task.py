@@ -30,7 +30,8 @@ from asyncsgd.settings.groups import (
 from asyncsgd.tasks.base import Batches, Task
 
 if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch, numpy and the reading of data
-    import numpy as np
+    from numpy import ndarray
+    from numpy.random import Generator
     from torch import Tensor, nn
 
     from asyncsgd.data.corpora import Corpus, Kind
@@ -127,7 +128,7 @@ class TextTask(Task):
         """The rows of ``train`` or ``eval``. Of several evaluation sets, each is `eval` of a corpus of its own."""
 
     @abc.abstractmethod
-    def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
+    def collate(self, samples: Samples, numbers: ndarray, draw: Draw) -> Batch:
         """The batch of some rows.
 
         Args:
@@ -173,7 +174,7 @@ class TextTask(Task):
         batches = EvaluationBatches(self.collate, held_out, self.test_rows(held_out))
         return {"main": batches}
 
-    def test_rows(self, held_out: Samples) -> list[np.ndarray]:
+    def test_rows(self, held_out: Samples) -> list[ndarray]:
         """The rows of each batch of an evaluation."""
         from asyncsgd.tasks.text_batches import by_length
 
@@ -374,7 +375,7 @@ class TextTask(Task):
 
         return Samples.load(Path(self.known["folder"]) / side)
 
-    def padded(self, samples: Samples, numbers: np.ndarray) -> Batch:
+    def padded(self, samples: Samples, numbers: ndarray) -> Batch:
         """``input_ids`` and ``attention_mask``, 1 for tokens and 0 for padding, of some rows."""
         import numpy as np
 
@@ -459,7 +460,7 @@ class TextData:
 
         first = index * self._task.batch_size
 
-        def draw(row: int) -> np.random.Generator:
+        def draw(row: int) -> Generator:
             return generator(self._seed, Purpose.MASK, stream, first + row)
 
         return self._task.collate(self._train, self._order(stream)(index), draw)
