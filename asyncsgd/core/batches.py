@@ -6,16 +6,16 @@ import heapq
 import math
 from typing import Protocol
 
-from asyncsgd.records.events import Range
+from asyncsgd.records.events import Range, Ranges
 
 
 class BatchSource(Protocol):
     """Where batches come from; see `BatchStream` and `OwnStreams`."""
 
-    def take(self, worker: int, count: int) -> tuple[tuple[Range, ...], int]:
+    def take(self, worker: int, count: int) -> tuple[Ranges, int]:
         """Return the next `count` batches for `worker`, or as many as the budget has left, and how many they are."""
 
-    def give_back(self, ranges: tuple[Range, ...]) -> None:
+    def give_back(self, ranges: Ranges) -> None:
         """Take back the batches of a lost or abandoned gradient. They are handed out again."""
 
 
@@ -39,7 +39,7 @@ class BatchStream:
         self._next = 0
         self._returned: list[int] = []
 
-    def take(self, worker: int, count: int) -> tuple[tuple[Range, ...], int]:
+    def take(self, worker: int, count: int) -> tuple[Ranges, int]:
         ranges: list[Range] = []
         number = 0
         while number < count and (self._returned or self._next < self._limit):
@@ -55,7 +55,7 @@ class BatchStream:
             number += 1
         return tuple(ranges), number
 
-    def give_back(self, ranges: tuple[Range, ...]) -> None:
+    def give_back(self, ranges: Ranges) -> None:
         for index in indices_of(ranges):
             heapq.heappush(self._returned, index)
 
@@ -85,7 +85,7 @@ class OwnStreams:
         self._next = [0] * num_workers
         self._left = self._budget = math.inf if samples is None else samples
 
-    def take(self, worker: int, count: int) -> tuple[tuple[Range, ...], int]:
+    def take(self, worker: int, count: int) -> tuple[Ranges, int]:
         if self._left < count:
             count = int(self._left)
             if not count:
@@ -95,7 +95,7 @@ class OwnStreams:
         self._next[worker] = end = first + count
         return (Range(worker, first, end),), count
 
-    def give_back(self, ranges: tuple[Range, ...]) -> None:
+    def give_back(self, ranges: Ranges) -> None:
         """Take back the newest batches of a worker: its stream goes on at the first of them. Earlier ones cannot be
         taken back. A worker has one gradient in flight, so a lost gradient always has the newest.
         """
@@ -108,7 +108,7 @@ class OwnStreams:
         self._left = self._budget - sum(self._next)
 
 
-def indices_of(batches: tuple[Range, ...]) -> list[int]:
+def indices_of(batches: Ranges) -> list[int]:
     """The batch indices of ranges of one stream, in order.
 
     >>> indices_of((Range(0, 3, 5), Range(0, 9, 10)))

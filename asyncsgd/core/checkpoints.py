@@ -470,7 +470,7 @@ def _read(path: Path) -> Checkpoint:
     try:
         description = msgspec.json.decode(content, type=dict[str, Any])
         schema = description.get("schema")
-        if schema not in (None, SCHEMA):
+        if schema not in (None, SCHEMA):  # without one it was changed, which the seal tells
             raise UsageError(
                 f"checkpoint {path.stem} in {path.parents[1]} has schema {schema} (asyncsgd "
                 f"{description.get('asyncsgd')}), this version ({__version__}) reads schema {SCHEMA}; go on with that "

@@ -113,6 +113,7 @@ def _memory_sharing_error(model: nn.Module) -> str | None:
         if tensor.layout == torch.strided and tensor.numel() and not tensor.is_meta:
             by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(name)
     for names in by_storage.values():
+        # In each pair a parameter comes first, since `tensors` begins with the parameters.
         for one, other in itertools.combinations(names, 2):
             if one not in parameters.values() or not _overlap(tensors[one], tensors[other]):
                 continue

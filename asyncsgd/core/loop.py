@@ -44,7 +44,7 @@ from asyncsgd.records.events import (
 
 @dataclasses.dataclass(frozen=True)
 class CallbackAnswer:
-    """What the user's callbacks answer when they have been shown an evaluation."""
+    """What the user's callbacks answer after they were shown an evaluation."""
 
     metrics: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     """The metrics that the callbacks computed, by name."""
@@ -64,7 +64,7 @@ class Hooks:
     saver: Saver | None = None
     """Takes states for checkpoints, and one when the run is asked to stop; None: no state is taken."""
     stop_requested: Callable[[], bool] = lambda: False
-    """Whether the user has asked to stop. The loop calls it between two events."""
+    """Whether the user has asked to stop. The loop calls it between two things that happen."""
     explain: Callable[[Work], str] = lambda work: ""
     """Says what is wrong with the batch of a work whose loss is not finite, e.g. that all its targets are ignored;
     empty if the batch is right."""
@@ -78,10 +78,11 @@ class Loop:
 
     Args:
         limits: when to stop; ``samples=0`` evaluates once and stops.
-        evaluations: how many after the first; see `EvaluationPoints`. Points in seconds are met exactly.
-        parameters: returns the parameters that are evaluated, `(P,)`, for callbacks and for the best version. Only
-            synchronous ranks need it: they hold the parameters, and their backend evaluates them without this object.
-            None: those of the method.
+        evaluations: how many evaluations follow the first; see `EvaluationPoints`. Those at points in seconds come at
+            exactly that time.
+        parameters: returns the parameters that are evaluated, `(P,)`, for callbacks and for the best version. None:
+            those of the method. Synchronous ranks give a function that gathers them: each rank holds a copy, or a part,
+            which the method does not know and the backend evaluates where it is.
         statistics: the model's running statistics, which are evaluated with the parameters; None: it has none.
     """
 
@@ -108,8 +109,8 @@ class Loop:
         self.evaluations: list[Evaluation] = []
         self.num_arrivals = 0
         self._evaluation_due = False
-        """Whether an evaluation has begun and not ended. A run that goes on from a state saved meanwhile evaluates
-        first.
+        """Whether an evaluation is to be made or is being made. A run that goes on from a state saved meanwhile
+        evaluates first.
         """
         self._changed = False
         """Whether the parameters have changed since the last evaluation."""
@@ -140,7 +141,7 @@ class Loop:
         if result is None and self._limits.samples != 0:
             result = self._train(resumed)
         if result is None or result.status == DONE:
-            self._freeze()  # brings in the last steps of workers that step by themselves
+            self._freeze()  # tells the method of the last steps of Hogwild's workers
             if self._changed:  # else the last evaluation has seen these parameters
                 result = self._evaluate(last=True)
         if result is None:
@@ -150,10 +151,10 @@ class Loop:
         return result
 
     def _train(self, resumed: bool) -> Result:
-        """Handle events until the run is over."""
+        """Handle what happens until the run is over."""
         with self.backend.running():
-            everybody_joins = self.backend.loses_flights or not resumed
-            if everybody_joins:  # at the beginning, and after a resume in which all have left
+            have_all_left = self.backend.loses_flights  # at a resume; see `_resume`
+            if have_all_left or not resumed:
                 for worker in self.backend.present:
                     self._tell(Joined(worker))
             while True:
@@ -168,7 +169,8 @@ class Loop:
         return saver is not None and saver.due(self.method.num_samples, at_end=at_end)
 
     def _freeze(self) -> None:
-        """Let the backend keep the parameters fixed, and tell the method of the steps that its workers still took."""
+        """Let the backend keep the parameters fixed, and tell the method of the steps that Hogwild's workers have taken
+        by then."""
         for arrived in self.backend.freeze():
             self._tell(arrived)
 
@@ -185,10 +187,8 @@ class Loop:
         )
 
     def _resume(self) -> Result | None:
-        """Go on from the state that was loaded.
-
-        Workers that the smaller budget of that state kept waiting start. A run that was stopped amid an evaluation
-        evaluates.
+        """Go on from the state that was loaded: start workers that the smaller budget of that state kept waiting, and
+        evaluate if the run was stopped during an evaluation.
 
         Returns:
             How the run ended, if it had ended before or ends with this evaluation; None: it goes on.
@@ -216,11 +216,11 @@ class Loop:
         """Handle what comes next; return how the run ended, once it is over."""
         if self.backend.may_stop and self._hooks.stop_requested():
             raise Interrupted
-        # Steps of workers that step by themselves, which `_freeze` brought in, may have spent the budget.
+        # The steps of Hogwild's workers that `_freeze` tells of may have spent the budget.
         if self._limits.spent_by(self.method.num_samples):
             return Result(DONE)
         end = math.inf if self._limits.seconds is None else self._limits.seconds
-        # An evaluation at a point of time sees all that arrived up to then.
+        # The backend stops at the next evaluation that is due at a time, so that it sees all that arrived up to then.
         happened = self.backend.next(min(end, self._points.in_seconds.next))
         if happened is None:
             return self._pass_time(self.backend.now, end)
@@ -229,7 +229,7 @@ class Loop:
             gradient = happened.gradient
             if gradient.weight and not math.isfinite(gradient.loss):
                 return self._diverged(happened)
-        # Mark points as passed before anything is returned: a longer run that goes on from here has passed them.
+        # Take the points even if the run ends now: a longer run that goes on from here has passed them.
         passed = changed and self._points.in_samples.take_up_to(self.method.num_samples)
         if isinstance(happened, Arrived) and self._limits.spent_by(self.method.num_samples):
             return self._evaluate(last=True) or Result(DONE)
@@ -238,7 +238,8 @@ class Loop:
         return None
 
     def _pass_time(self, now: float, end: float) -> Result | None:
-        """Evaluate if `now`, on the training clock, is a point of evaluation, and end the run if it is at its `end`."""
+        """Evaluate if an evaluation is due at the time `now` of the training clock, and end the run at the time
+        `end`."""
         if self._points.in_seconds.take_up_to(now):
             result = self._evaluate(last=now >= end)
             if result is not None:

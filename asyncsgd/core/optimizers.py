@@ -179,7 +179,7 @@ class Optimizer:
         self._tensors = []
         optimizer.param_groups = []
         self._ratios = []
-        self._tensor_by_tensor = True
+        self._tensor_by_tensor = True  # so `_cut` gives tensors from here on
         views_by_part = filter(None, self._cut(self._vector))  # a part without tensors has no group
         for part, group, ratio, views in zip(parts, groups, ratios, views_by_part, strict=True):
             state = optimizer.state.pop(part, {})
@@ -187,6 +187,7 @@ class Optimizer:
                 tensor = nn.Parameter(view)
                 self._tensors.append(tensor)
                 self._ratios.append(ratio)
+                # "apart" tells `_split_as_saved`, since torch saves the entries of groups.
                 optimizer.param_groups.append({**group, "params": [tensor], "apart": True})
                 begin = view.storage_offset() - part.storage_offset()
                 for key, value in state.items():

@@ -5,9 +5,9 @@ A method is an algorithm as a whole: a server with its rule, or peers. The user 
 happen is `Happened`: a worker joined, a worker left, or a gradient arrived. A `Step` is the method's answer to it, not
 an optimizer step.
 
-Shapes: P parameters (gaps of the flat vector included), S running statistics of the model. The effect of a gradient on
-them is `(3, S)`, in rows: the statistics after it, those that it read, and q, where after = q before + (1 - q) batch;
-see `asyncsgd.core.running_statistics`.
+Shapes: P parameters (gaps of the flat vector included), S running statistics of the model, as of BatchNorm. The effect
+of a gradient on the statistics is `(3, S)`. Its rows are the statistics after the gradient, those that it began with,
+and the share q of the latter that is left in the former; see `asyncsgd.core.running_statistics`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 from torch import Tensor
 
-from asyncsgd.records.events import Evaluation, Gradient, Range, Record, StageUse, Taken
+from asyncsgd.records.events import Evaluation, Gradient, Ranges, Record, StageUse, Taken
 
 
 class Work(Struct, gc=False):
@@ -29,16 +29,17 @@ class Work(Struct, gc=False):
     worker: int
     """The number of the worker, from 0."""
     dispatch: int
-    """The number of this gradient, over all workers, in the order of the starts."""
+    """The number of this gradient. Gradients are counted over all workers, in the order of the starts."""
     version: int
     """The server's version when it dispatched this gradient. The worker may read a newer one when it begins, unless
     there is a `point`."""
     num_local_steps: int
     """How many steps the worker's inner optimizer takes, one for each batch. It is 1 if the worker computes the
-    gradient of one batch. For peers it is the number of computing times that the virtual clock adds up for one
-    gradient."""
-    batches: tuple[Range, ...]
-    """Which batches: ranges of positions in a stream of batches, such as the worker's own."""
+    gradient of one batch. For peers it is the number of computing times that the virtual clock adds up, from `began`
+    on, to find when this gradient arrives: the time of its one batch, and those of the steps that are timed with it."""
+    batches: Ranges
+    """The batches of the gradient: ranges of positions in a stream of batches. The stream is the worker's own, or one
+    for all workers."""
     point: Tensor | None
     """`(P,)`, the parameters of `version`, at which the gradient is to be computed; to be read, not changed. None: the
     worker takes the parameters that it finds when it begins. The virtual clock computes a gradient only when it
@@ -46,12 +47,14 @@ class Work(Struct, gc=False):
     rate: float | None
     """The learning rate of local steps; None without them."""
     began: float
-    """When the gradient was dispatched, in seconds of the training clock."""
+    """When the gradient was dispatched, in seconds of the training clock. For peers: when the first of the steps that
+    are timed together was."""
     draw: int
-    """Which of the worker's random computing times is the first of this gradient, from 0. A gradient takes one for each
-    of its batches, and the next gradient of the worker goes on behind them."""
+    """The number of the first of the worker's random computing times that count from `began` on, from 0. Each batch
+    takes one, and the next gradient of the worker goes on behind them."""
     drawn: float = 0.0
-    """The seconds that the virtual clock drew for the last step of this gradient; its record says them."""
+    """The computing time that the virtual clock drew for the last batch of this gradient, in seconds. Peers take one
+    batch a gradient, and their record says how long it took."""
     statistics: Tensor | None = None
     """`(S,)`, the running statistics at `point`; None if the model has none, or if there is no `point`."""
 
@@ -73,7 +76,7 @@ class Moved(Struct, frozen=True, gc=False):
     gradient, and its own statistics follow, or until it drops the gradient."""
 
     worker: int
-    batches: tuple[Range, ...]
+    batches: Ranges
     """The batches of the gradient, for rules that follow the first batch of a step alone."""
     vectors: Tensor
     """`(3, S)`, the effect of the gradient on the statistics."""
@@ -106,12 +109,12 @@ class Arrived(Struct, frozen=True, gc=False):
     """`(P,)`, the gradient itself, or start minus end of local steps. It is memory of the backend, valid until the next
     call of `Backend.next`."""
     gradient: Gradient
-    """What the worker reports of the gradient: its loss, loss terms and samples."""
+    """What the worker reports of the gradient: its loss, and how many loss terms and samples it has."""
     seconds: float
     """The time from dispatch to arrival, on the training clock."""
     taken: Taken
-    """How `seconds` divides into pull, compute and push, the seconds that the worker waited before, and those that the
-    server takes to apply the gradient."""
+    """How `seconds` divides into pulling parameters, computing and pushing the gradient. Beside that, how long the
+    worker waited before the dispatch, and how long the worker took to apply the gradient itself (Hogwild)."""
     moved: Tensor | None = None
     """`(3, S)`, the effect of the gradient on the model's running statistics, valid as long as `vector`; None: the
     model has none."""
@@ -145,9 +148,9 @@ class Measured:
     eval_seconds: float = 0.0
     worker_losses: tuple[float | None, ...] = ()
     peak_bytes: tuple[tuple[int, int, int], ...] = ()
-    """As in `records.events.MemoryUsed`."""
+    """See `peak_bytes` of `records.events.MemoryUsed`."""
     stages: tuple[StageUse, ...] = ()
-    """As in `records.events.StagesUsed`."""
+    """See `stages` of `records.events.StagesUsed`."""
     score_error: str | None = None
     """What is wrong with the task's `metrics` or `details`, which then say nothing."""
 
@@ -157,7 +160,7 @@ class Measured:
 
 
 class NoWorkerLeft(Exception):
-    """No worker is left, or none will do anything any more. The message says why, and how the user can avoid it."""
+    """No worker is left, or nothing will happen any more. The message says why, and how the user can avoid it."""
 
 
 class Method(Protocol):
@@ -177,17 +180,17 @@ class Method(Protocol):
 
     @property
     def cut_short(self) -> str | None:
-        """Why a run with a larger budget cannot go on from this state: it would not have passed through it. None: it
-        can."""
+        """Why a run with a larger budget cannot go on from this state. Such a run, if it had had that budget from its
+        start, would not have come to this state. None: it can go on."""
 
     def react(self, happened: Happened) -> Step:
         """Change with what happened, and return what follows. The loop calls it."""
 
     @property
     def present(self) -> Sequence[int]:
-        """The workers that take part now. Where gradients in flight are lost with a stop (`Backend.loses_flights`), the
-        loop lets all workers leave after a resume, in this order. Idle workers go first: otherwise the server would
-        start them on the batches that a busy worker gives back, and they would leave right after.
+        """The workers that take part now, idle ones first. If gradients in flight are lost with a stop
+        (`Backend.loses_flights`), the loop lets all workers leave after a resume, in this order. A busy worker gives
+        its batches back when it leaves, and an idle one that were still there would be started on them.
         """
 
     def extend(self) -> Step | None:
@@ -209,8 +212,9 @@ class Backend(Protocol):
 
     @property
     def may_stop(self) -> bool:
-        """Whether the run may be stopped and saved now. It may not between two arrivals of one synchronous round: each
-        rank has taken the step on its own copy, and the method has not heard of all gradients of the round.
+        """Whether the run may be stopped and saved now. It may not between two arrivals of one round of synchronous
+        ranks (processes of torch.distributed, each with a copy of the model): each rank has then taken the step on its
+        copy, and the method has not heard of all gradients of the round.
         """
 
     @property
@@ -242,8 +246,8 @@ class Backend(Protocol):
         """Start gradients, in the order given."""
 
     def freeze(self) -> Iterable[Arrived]:
-        """Let workers that step the parameters themselves (Hogwild) stand still, and yield the steps that they had
-        taken. The parameters stay fixed until `next` is called. Other backends yield nothing.
+        """Let the workers of Hogwild, which step the shared parameters themselves, stand still. Yield the steps that
+        they had taken. The parameters stay fixed until `next` is called. Other backends yield nothing.
         """
 
     def evaluate(self, parameters: Tensor) -> Measured:

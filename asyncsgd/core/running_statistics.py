@@ -15,6 +15,8 @@ with momentum=None has the mean of all batches: with N calls so far at the serve
 
     s <- s_1 + (N (s - s_1) - n (s_0 - s_1)) / (N + k)
 
+which is (N s + (n + k) s_1 - n s_0) / (N + k), and s_1 to the bit where nothing came between.
+
 Counters add up, which is q = 1. Any other buffer (the vectors of spectral norm, a layer of one's own) is that of the
 newest gradient that was used, which is q = 0.
 
@@ -287,8 +289,8 @@ class RunningStatistics:
     def become_mean(self, values: Tensor, weights: Tensor) -> None:
         """Set the moving averages and means of `values` to the weighted mean of those of several models.
 
-        It is called when models are averaged, not when a gradient is used. `reestimated` stays: peers make their mean
-        model again after its evaluation.
+        It is called when models are averaged, not when a gradient is used. `reestimated` stays: peers compute their
+        mean model whenever somebody reads it, also after its evaluation, when nothing has changed.
 
         Args:
             values: the statistics of each model, `(N, S)`.

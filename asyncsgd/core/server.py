@@ -2,20 +2,19 @@
 workers step them, and among ranks in step and peers, which have copies of their own.
 
 `Server.react` hands what happened to the rule and carries out its reply: at most one optimizer step a reply, version
-plus one. It gives batches to whom the rule starts, takes back those of what was abandoned or lost, and writes the
-record. It knows no process and no message: a backend carries gradients, and says what happens next.
+plus one. It starts workers as the rule asks (`asyncsgd.core.starts`), takes back the batches of what was abandoned or
+lost, and writes the record. It knows no process and no message: a backend carries gradients, and says what happens
+next.
 
-Shapes: P parameters (gaps of the flat vector included).
+Shapes: P parameters (gaps of the flat vector included), S running statistics.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from asyncsgd.core.optimizers import Optimizer, PlainSGD, StepTakenByWorker
 from asyncsgd.core.protocol import Arrived, Happened, Joined, Left, Moved, Pinned, Step, Work
 from asyncsgd.core.running_statistics import RunningStatistics
 from asyncsgd.core.schedules import Schedule
+from asyncsgd.core.starts import Starter
 from asyncsgd.records.events import (
     APPLIED,
     DROPPED,
@@ -35,8 +35,9 @@ from asyncsgd.records.events import (
     Membership,
     RuleActed,
     Started,
+    Uses,
 )
-from asyncsgd.rules.contract import Arrival, Reply, Rule, Start, View
+from asyncsgd.rules.contract import Arrival, Reply, Rule, Start
 
 SAME_DIRECTION = 1e-6
 """A direction that differs from the arriving gradient by no more than this, relative to the gradient's norm, counts as
@@ -46,13 +47,13 @@ CHUNK = 1 << 20
 _NO_CONTEXT = contextlib.nullcontext()
 
 
-class Server:
+class Server(Starter):
     """Owns `parameters` and applies what its rule replies.
 
     It is the `Method` of every run but those of peers, whose rules know no server.
 
     Args:
-        parameters: float32 `(P,)`; borrowed, changed in place by this object alone.
+        parameters: float32 `(P,)`; borrowed, and changed in place: by this object alone, but in Hogwild.
         rule: decides what becomes of each gradient.
         optimizer: takes the steps.
         schedule: learning rate as a function of the samples that arrived; in a rule with `local_steps` it is the
@@ -120,51 +121,30 @@ class Server:
     ) -> None:
         if (rule.needs_plain_sgd or rule.local_steps) and not optimizer.plain:
             raise ValueError(f"rule {rule.name} moves the parameters itself: its server's optimizer is plain SGD")
-        self.parameters = parameters
-        self.rule = rule
+        super().__init__(
+            parameters,
+            rule,
+            schedule,
+            batches,
+            num_workers=num_workers,
+            batch_size=batch_size,
+            samples=samples,
+            clock=clock,
+            starts=starts,
+            statistics=statistics,
+        )
         self.rule_acted = RuleActed()
         """How often the rule did something else than asynchronous SGD does. A run tells the user if it never did."""
-        self.num_samples = 0
-        """Samples that arrived, used or not: what budgets and the learning rate count."""
+        self.rule_state = rule.init(parameters)
         self._optimizer = optimizer
-        self._schedule = schedule
-        self._batches = batches
-        self._batch_size = batch_size
-        self._samples = math.inf if samples is None else samples
-        self._clock = clock
-        self._starts = starts
         self._writing = writing or (lambda version: _NO_CONTEXT)
         self._records = records
-        self._local_steps = rule.local_steps
-        self._needs_points = rule.needs_points
-        self._exact = rule.exact_start or rule.needs_points
-        self.rule_state = rule.init(parameters)
-        self.view = View(parameters=parameters if rule.needs_points else None)
-        self.view.learning_rate = 1.0 if self._local_steps else schedule(0)
-        self._present: set[int] = set()  # the view's workers, as a set, since each start looks for its worker
-        self._snapshot: tuple[int, Tensor, Tensor | None] | None = None
-        self.statistics = statistics
         self._moved: dict[int, Moved] = {}
         """Dispatch -> the effect on the running statistics, of gradients that have arrived and may still be used."""
-        self._replica: tuple[int, Tensor] | None = None
-        """The worker whose gradient has just arrived, and the running statistics of its copy of the model, `(S,)`."""
-        self._waiting: dict[int, Start | Pinned] = {}
-        """Worker -> its start, of workers that the rule has started and that got no batch, since the budget is spent or
-        has room for a part of the last round only."""
-        self._draws = [0] * num_workers  # how many computing times each worker has used; see `Work.draw`
-        self._budget_cuts = False  # whether a worker got fewer batches than the rule asked for
-        # One entry per dispatch, for good: a rule with a table of gradients uses a dispatch as often as it likes.
-        self._read_versions = list[int]()
-        self._worker_of = list[int]()
         self._without_terms: set[int] = set()
         """The dispatch numbers of gradients whose batches had no loss term."""
         self._frozen: dict[int, tuple[str, ...]] = {}
         """Dispatch -> the names of the parameters that were frozen, of gradients that are still to be used."""
-
-    @property
-    def version(self) -> int:
-        """The number of updates that the parameters have taken."""
-        return self.view.version
 
     @property
     def workers(self) -> tuple[int, ...]:
@@ -184,23 +164,14 @@ class Server:
 
     @property
     def cut_short(self) -> str | None:
-        """See `Method.cut_short`. With a larger budget the last round would have had more batches, and the run would
-        have gone on otherwise from there."""
+        """See `Method.cut_short`. With a larger budget the last round, or the last local steps of a worker, would have
+        had more batches."""
         if not self._budget_cuts:
             return None
         if self.rule.in_rounds:
             return f"rule {self.rule.name} works in rounds, and the budget cuts one short"
         # Only rounds and Hogwild have sources of batches that end at the budget.
         return "the workers of Hogwild are given no more than the budget"
-
-    def snapshot(self) -> tuple[Tensor, Tensor | None]:
-        """A copy of the parameters and the running statistics of the current version. All who ask for one version share
-        it, so it is not to be changed.
-        """
-        if self._snapshot is None or self._snapshot[0] != self.version:
-            statistics = None if self.statistics is None else self.statistics.values.clone()
-            self._snapshot = (self.version, self.parameters.clone(), statistics)
-        return self._snapshot[1:]
 
     def react(self, happened: Happened) -> Step:
         """Tell the rule what happened, carry out its reply, and return what starts and stops, with the record."""
@@ -217,7 +188,6 @@ class Server:
         view = self.view
         began = self._clock()
         report = arrived.gradient
-        gradient = arrived.vector
         read_version = arrived.read_version
         worker = work.worker
         dispatch = work.dispatch
@@ -231,7 +201,7 @@ class Server:
         if not report.weight:
             self._without_terms.add(dispatch)
         if report.frozen:
-            if self.rule.needs_plain_sgd:
+            if self.rule.needs_plain_sgd:  # its own momentum would move them
                 raise cannot_freeze(report.frozen[0])
             self._frozen[dispatch] = report.frozen
         if arrived.moved is not None:
@@ -241,7 +211,7 @@ class Server:
             worker,
             dispatch,
             read_version,
-            gradient,
+            arrived.vector,
             report.weight,
             report.num_samples,
             arrived.seconds,
@@ -275,27 +245,16 @@ class Server:
             _dispatches(stop) if stop else (), _started(start),  # abandoned, started
             report.loss, report.weight, report.num_samples,
             view.learning_rate, now, self.num_samples,  # learning_rate, train_seconds, total_samples
-            work.num_local_steps if self._local_steps else 1, arrived.seconds,  # num_local_steps, flight_seconds
+            work.num_local_steps, arrived.seconds,  # num_local_steps, flight_seconds
             taken.pull, taken.compute, taken.push, taken.wait,  # pull_seconds, compute_, push_, wait_seconds
-            taken.apply + now - began,  # apply_seconds: what the worker took for it, and what this method took
+            taken.apply + now - began,  # apply_seconds: what the worker took to apply it, and what this method took
             report.loss_scales,
             self._optimizer.norm if stepped else None,  # gradient_norm
         )  # fmt: skip
         return Step(start, stop, stepped, event)
 
-    def _repeat(self, work: Work) -> Start | Pinned:
-        """Start the worker of `work` again, whose batch had no loss term.
-
-        It starts at its old point if the rule has `exact_start`, since that rule chose the version. So it does if the
-        rule has both local steps and points: then each worker keeps a model of its own (elastic averaging, Downpour).
-        Otherwise it starts at the current parameters: a rule that only looks at points gains nothing from old ones.
-        """
-        keeps_own_parameters = self._local_steps and self._needs_points
-        if work.point is not None and (self.rule.exact_start or keeps_own_parameters):
-            return Pinned(work.worker, work.num_local_steps, work.version, work.point, work.statistics)
-        return self._at_point(Start(work.worker, work.num_local_steps))
-
     def _join(self, worker: int) -> Step:
+        """Handle that a worker takes part from now on."""
         if worker in self._present:
             raise RuntimeError(f"worker {worker} has joined already")
         self._present.add(worker)
@@ -319,6 +278,12 @@ class Server:
         return self._membership("leave", worker, self.rule.leave(self.rule_state, worker, self.view), left.reason, lost)
 
     def _membership(self, kind: str, worker: int, reply: Reply, reason: str = "", lost: Work | None = None) -> Step:
+        """Carry out the rule's reply to a worker that has joined or left.
+
+        Args:
+            kind: ``join`` or ``leave``.
+            lost: the gradient that the worker had in flight.
+        """
         uses, drops, stop, start, stepped = self._carry_out(reply)
         gone = [] if lost is None else [lost]
         record = Membership(
@@ -350,32 +315,20 @@ class Server:
             return None
         return Step(start, record=Extended(self.version, self.num_samples, self._clock(), _started(start)))
 
-    def start(self, worker: int, max_batches: int) -> Work | None:
-        """Start `worker` on at most `max_batches` batches if the rule has asked for it. None: the rule has not.
-
-        A replay calls it, in an object with ``starts=False``.
-        """
-        waiting = self._waiting.pop(worker, None)
-        if waiting is None:
-            return None
-        count = min(max_batches, waiting.num_local_steps)
-        started = self._give([msgspec.structs.replace(waiting, num_local_steps=count)])
-        return started[0] if started else None
-
     def _carry_out(
         self, reply: Reply, starts: Sequence[Start | Pinned] = ()
-    ) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...], Sequence[Work], Sequence[Work], bool]:
+    ) -> tuple[Uses, tuple[int, ...], Sequence[Work], Sequence[Work], bool]:
         """Do what a reply asks for: step, abandon and start. With `Reply.again` ask the rule for the next reply.
 
-        All workers start after the last step, those in `starts` first; at the parameters after the reply that starts
-        them, where the rule asks for exactly these.
+        Workers get their batches after the last step, those in `starts` first. Where a rule asks for exact parameters,
+        a worker starts at those after the step of the reply that names it, not at those after the last step.
 
         Returns:
             uses, drops, the works that stop, the works that start, and whether a step was taken.
         """
         view = self.view
         read_versions = self._read_versions
-        uses: tuple[tuple[int, int], ...] = ()
+        uses: Uses = ()
         drops: tuple[int, ...] = ()
         stop: list[Work] = []
         stepped = False
@@ -407,18 +360,12 @@ class Server:
             raise RuntimeError(f"rule {self.rule.name} left nobody in flight")
         return uses, drops, stop, start, stepped
 
-    def _is_stuck(self) -> bool:
-        """Whether workers are present and the budget is not spent, but nobody computes and nobody waits to."""
-        if self.view.in_flight or self._waiting or not self._present:
-            return False
-        return self._starts and self.num_samples < self._samples
-
     def _frozen_in_all(self, uses: Sequence[int]) -> Collection[str]:
         """The names of the parameters that got no gradient in this update, since they were frozen in all of its
-        gradients. Gradients of batches without a loss term do not count.
+        gradients. Gradients of batches without a loss term do not count; at least one gradient here has loss terms.
 
-        What was frozen in a gradient is forgotten with its first use: where a rule uses it again, from a table, nothing
-        counts as frozen.
+        What was frozen in a gradient is forgotten with its first use. If a rule uses it again, from a table, it counts
+        as a gradient of all parameters, and so nothing is frozen in all gradients of that update.
         """
         with_terms = [dispatch for dispatch in uses if dispatch not in self._without_terms]
         return set.intersection(*[set(self._frozen.pop(dispatch, ())) for dispatch in with_terms])
@@ -430,7 +377,9 @@ class Server:
                 self._move_statistics(uses)
             optimizer = self._optimizer
             if frozen:
-                assert isinstance(optimizer, Optimizer)  # nothing else steps a model's parameters
+                # PlainSGD steps problems and rules that refuse frozen parameters; Hogwild's workers refuse them as
+                # well.
+                assert isinstance(optimizer, Optimizer)
                 optimizer.step(direction, learning_rate, frozen=frozen)
             else:
                 optimizer.step(direction, learning_rate)
@@ -448,7 +397,7 @@ class Server:
         vectors = [each.vectors for each in moved]
         rate = self.rule.elastic_rate
         if rate is not None:
-            for each in moved:
+            for each in moved:  # one gradient: an elastic step uses no others
                 # The worker goes on from the statistics to which the server's have pulled its own.
                 self._replica = (each.worker, statistics.pull(each.vectors, rate))
             return
@@ -465,90 +414,11 @@ class Server:
             raise RuntimeError(f"rule {self.rule.name} abandoned local steps, whose inner optimizer has moved on")
         in_flight = self.view.in_flight
         worker_of = self._worker_of
-        works = [in_flight.pop(worker_of[dispatch], None) for dispatch in dispatches]
-        if any(work is None or work.dispatch != number for work, number in zip(works, dispatches, strict=True)):
-            raise RuntimeError(f"rule {self.rule.name} abandoned one of {dispatches}, which is not in flight")
-        return works
-
-    def _at_points(self, starts: Sequence[Start]) -> Sequence[Start | Pinned]:
-        """Add the current parameters to the starts that are to be at exactly these; see `Pinned`."""
-        if not self._exact and all(start.offset is None for start in starts):
-            return starts
-        return [self._at_point(start) for start in starts]
-
-    def _at_point(self, start: Start) -> Start | Pinned:
-        if start.offset is None and not self._exact:
-            return start
-        if start.offset is not None:
-            point = self.parameters + start.offset
-            statistics = self._statistics_of(start.worker)
-        else:
-            point, statistics = self.snapshot()
-        return Pinned(start.worker, start.num_local_steps, self.version, point, statistics)
-
-    def _statistics_of(self, worker: int) -> Tensor | None:
-        """`(S,)`, the running statistics of a worker that starts at an offset from the server's parameters. After local
-        steps it goes on from its own; otherwise it gets a copy of the server's.
-        """
-        if self._local_steps and self._replica is not None and self._replica[0] == worker:
-            return self._replica[1]
-        return None if self.statistics is None else self.statistics.values.clone()
-
-    def _start_all_possible(self, starts: Sequence[Start | Pinned]) -> Sequence[Work]:
-        """Start the workers that wait and those in `starts`, as far as there are batches. The others wait.
-
-        Once the budget is spent nobody starts.
-        """
-        waiting = self._waiting
-        may_start = self._starts and self.num_samples < self._samples
-        if may_start and not waiting:
-            return self._give(starts)
-        for start in starts:
-            waiting.pop(start.worker, None)  # one that waits may be started again: the last counts
-            waiting[start.worker] = start
-        if not may_start:
-            return ()
-        starts = list(waiting.values())
-        waiting.clear()
-        return self._give(starts)
-
-    def _give(self, starts: Sequence[Start | Pinned]) -> list[Work]:
-        """Give batches to the workers in `starts` and put their works in flight. If no batch is left, the rest
-        waits."""
-        view = self.view
-        draws = self._draws
-        now = self._clock()
-        rate = None
-        works: list[Work] = []
-        for start in starts:
-            worker = start.worker
-            count = start.num_local_steps
-            if worker in view.in_flight or worker not in self._present:
-                state = "busy" if worker in view.in_flight else "not present"
-                raise RuntimeError(f"rule {self.rule.name} started worker {worker}, which is {state}")
-            batches, number = self._batches.take(worker, count)
-            if number < count:
-                self._budget_cuts = True
-                if not number:
-                    self._waiting.update([(waiting.worker, waiting) for waiting in starts[len(works) :]])
-                    break
-            if self._local_steps:  # the work's own samples count as arrived, as they do for a step of the server
-                rate = self._schedule(self.num_samples + number * self._batch_size)
-            version = view.version
-            point = None
-            statistics = None
-            if isinstance(start, Pinned):
-                version = start.version
-                point = start.point
-                statistics = start.statistics
-            dispatch = len(self._worker_of)
-            work = Work(
-                worker, dispatch, version, number, batches, point, rate, now, draws[worker], statistics=statistics
-            )
-            self._worker_of.append(worker)
-            self._read_versions.append(-1)
-            draws[worker] += number
-            view.in_flight[worker] = work
+        works = []
+        for dispatch in dispatches:
+            work = in_flight.pop(worker_of[dispatch], None)
+            if work is None or work.dispatch != dispatch:
+                raise RuntimeError(f"rule {self.rule.name} abandoned dispatch {dispatch}, which is not in flight")
             works.append(work)
         return works
 
@@ -558,7 +428,7 @@ class Server:
         self._present = set(self.view.workers)
         self._snapshot = None
         self.view.learning_rate = 1.0 if self._local_steps else self._schedule(self.num_samples)
-        # Workers that share the parameters are to learn their version, which is published at the context's end.
+        # The end of this context tells the workers that share the parameters their version.
         with self._writing(self.version - 1):
             pass
 

@@ -39,7 +39,11 @@ class Range(NamedTuple):
     end: int
 
 
-Started = tuple[int, int, tuple[Range, ...], float | None]
+Ranges = tuple[Range, ...]
+"""The batches of one gradient, in order."""
+Uses = tuple[tuple[int, int], ...]
+"""(dispatch, delay) of each gradient that a step has used."""
+Started = tuple[int, int, Ranges, float | None]
 """(worker, dispatch, batches, learning rate of its local steps; None without them)."""
 
 
@@ -84,7 +88,7 @@ class Event(Struct, frozen=True, gc=False):
     """The number of the gradient, in the order of the starts."""
     worker: int
     """Who brought it."""
-    batches: tuple[Range, ...]
+    batches: Ranges
     """What it was computed on."""
     read_version: int
     """The version at which it was computed."""
@@ -94,7 +98,7 @@ class Event(Struct, frozen=True, gc=False):
     """Updates between its read and its arrival."""
     outcome: str
     """``applied``, ``held`` or ``dropped``."""
-    uses: tuple[tuple[int, int], ...]
+    uses: Uses
     """(dispatch, delay) of each gradient in the steps taken here."""
     drops: tuple[int, ...]
     """Dispatches, arriving or held, that will never be used."""
@@ -194,7 +198,7 @@ class Membership(Moment, frozen=True, gc=False):
     """Empty for an orderly join or leave."""
     lost: tuple[int, ...] = ()
     """Dispatches that were in flight and are gone; their batches are handed out again."""
-    uses: tuple[tuple[int, int], ...] = ()
+    uses: Uses = ()
     """As in `Event`."""
     started: tuple[Started, ...] = ()
     """As in `Event`."""

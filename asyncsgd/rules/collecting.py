@@ -82,7 +82,7 @@ class KAsync(Collecting):
     A worker that has delivered waits until the update. K-async of Dutta et al.
 
     Args:
-        quorum: K; at most as many as are present are waited for.
+        quorum: K, or the number of workers present where that is smaller.
     """
 
     quorum: int = parameter(2, at_least=1)

@@ -62,9 +62,10 @@ class Arrival(Struct, frozen=True, gc=False):
     of them by it.
     """
     num_samples: int
-    """The samples of its batches."""
+    """The number of samples in its batches."""
     seconds: float
-    """The time from dispatch to arrival. It is recorded, so a replay gives the rule the same number."""
+    """The time from dispatch to arrival, on the training clock. It is recorded, so a replay gives the rule the same
+    number."""
     num_local_steps: int = 1
     """The steps that the worker's inner optimizer took, in rules with `local_steps`."""
     start_point: Tensor | None = None

@@ -197,10 +197,10 @@ class Ordered:
 class OrMo(Rule):
     """Apply every gradient at once, with the momentum it would have had in the order of starts.
 
-    Gradients are grouped by the version k at which they started: group 0 has version 0, and then each group has K,
-    group ceil(k / K). When the current
-    group c = ceil(t / K) advances, x <- x - eta beta u, u <- beta u. A gradient that arrives D = c - ceil(k / K) groups
-    late is put where it would have been by now:
+    Gradients are grouped by the version k at which they started: group 0 has version 0, group 1 the versions 1 to K,
+    group 2 the next K, so version k is in group ceil(k / K). When the current group c = ceil(t / K) advances, x <- x -
+    eta beta u, u <- beta u. A gradient that arrives D = c - ceil(k / K) groups late gets the weight that it would have
+    by now, had it been in u since its own group:
 
         u <- u + beta^D g,    x <- x - eta (1 - beta^(D+1)) / (1 - beta) g
 
@@ -229,7 +229,9 @@ class OrMo(Rule):
     def arrive(self, state: Ordered, arrival: Arrival, view: View) -> Reply:
         beta = self.momentum
         u = state.momentum
-        size = state.size = state.size or len(view.workers)
+        if not state.size:
+            state.size = len(view.workers)
+        size = state.size
         current = math.ceil(view.version / size)
         direction = torch.zeros_like(u)
         if current > state.group:

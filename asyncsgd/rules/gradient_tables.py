@@ -126,8 +126,8 @@ class Ringleader(Rule):
         return Reply(direction, uses=tuple(uses), start=start)
 
     def _updated(self, state: Tables, worker: int) -> None:
-        """`worker` has no update left. After the last update of a round, the next round's table becomes this
-        round's."""
+        """Take in that `worker` has made its update of this round, or has left. After the last update of a round, the
+        next round's table becomes this round's."""
         state.to_update.discard(worker)
         if not state.to_update:
             state.now = state.following

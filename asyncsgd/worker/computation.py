@@ -16,7 +16,7 @@ from asyncsgd.core.protocol import Measured
 from asyncsgd.core.running_statistics import RunningStatistics
 from asyncsgd.core.state import restore
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import Range
+from asyncsgd.records.events import Ranges
 from asyncsgd.simulation.instance import Instance
 from asyncsgd.worker.evaluation import measured
 from asyncsgd.worker.worker import Gradient, Worker, take_local_steps
@@ -36,7 +36,7 @@ class Computation(Protocol):
     def compute(
         self,
         worker: int,
-        batches: tuple[Range, ...],
+        batches: Ranges,
         start: Tensor,
         learning_rate: float | None,
         loss_scales: tuple[float, ...] = (),
@@ -107,7 +107,7 @@ class ModelGradients(_Gradients):
     def compute(
         self,
         worker: int,
-        batches: tuple[Range, ...],
+        batches: Ranges,
         start: Tensor,
         learning_rate: float | None,
         loss_scales: tuple[float, ...] = (),
@@ -173,7 +173,7 @@ class ProblemGradients(_Gradients):
     def compute(
         self,
         worker: int,
-        batches: tuple[Range, ...],
+        batches: Ranges,
         start: Tensor,
         learning_rate: float | None,
         loss_scales: tuple[float, ...] = (),

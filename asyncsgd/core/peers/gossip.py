@@ -20,8 +20,9 @@ from asyncsgd.errors import UsageError
 from asyncsgd.rules.without_server import ADPSGD, SGP
 from asyncsgd.simulation.speeds import BLOCK, Streams, in_blocks
 
-# A purpose of random numbers, which no other in asyncsgd.data.random and simulation.speeds has; laid out as there.
 _PARTNERS = 13 << 32
+"""What these random numbers are for, as `asyncsgd.data.random.Purpose` is, in the upper half of 64 bits. Neither there
+nor in `asyncsgd.simulation.speeds` does 13 stand for anything else."""
 
 
 def partners(topology: str, num_workers: int, seed: int) -> Callable[[int, int], int]:
@@ -30,7 +31,7 @@ def partners(topology: str, num_workers: int, seed: int) -> Callable[[int, int],
     The partner is a pure function of these and `seed`, uniform over the worker's neighbours.
 
     >>> partner = partners("ring", num_workers=5, seed=0)
-    >>> sorted({partner(0, exchange) for exchange in range(20)})
+    >>> sorted({partner(0, number) for number in range(20)})
     [1, 4]
 
     Args:
@@ -39,12 +40,18 @@ def partners(topology: str, num_workers: int, seed: int) -> Callable[[int, int],
     """
     streams = Streams(seed, _PARTNERS)
     ring = topology == "ring"
-    neighbours = 2 if ring else num_workers - 1
-    drawn = in_blocks(num_workers, BLOCK, lambda worker, k: streams.at(worker, k).integers(neighbours, size=BLOCK))
+    num_neighbours = 2 if ring else num_workers - 1
 
-    def partner(worker: int, exchange: int) -> int:
-        choice: int = drawn(worker, exchange)
-        return (worker + 2 * choice - 1) % num_workers if ring else choice + (choice >= worker)
+    def choices(worker: int, block: int) -> Any:
+        return streams.at(worker, block).integers(num_neighbours, size=BLOCK)
+
+    choice_of = in_blocks(num_workers, BLOCK, choices)
+
+    def partner(worker: int, number: int) -> int:
+        choice: int = choice_of(worker, number)
+        if ring:  # 0 is the worker before, 1 the worker behind
+            return (worker + 2 * choice - 1) % num_workers
+        return choice if choice < worker else choice + 1  # nobody averages with itself
 
     return partner
 

@@ -40,8 +40,7 @@ class Peers(abc.ABC, Generic[R]):
         samples: no worker starts once so many samples have arrived.
         seed: the seed of what is random in the method.
         statistics: the running statistics of the mean model; None: the model has none. Every worker's model has its
-        own,
-            which follow its gradients and are averaged with its parameters.
+            own, which follow its gradients and are averaged with its parameters.
     """
 
     rule_acted = None  # there is no server that could do something else than asynchronous SGD
@@ -121,7 +120,9 @@ class Peers(abc.ABC, Generic[R]):
             self._optimizers[worker].step(arrived.vector, learning_rate)
             self.versions[worker] += 1
             if self.statistics is not None and arrived.moved is not None:
-                self.statistics.move(arrived.moved)  # counters, and the buffers of the newest gradient
+                # The mean model keeps the counters, and the buffers that are the newest gradient's. Its averages are
+                # those of the workers' models as soon as somebody reads `parameters`.
+                self.statistics.move(arrived.moved)
                 self._statistics[worker] = self.statistics.followed(self._statistics[worker], arrived.moved)
 
     def _point(self, worker: int) -> Tensor:
@@ -132,12 +133,13 @@ class Peers(abc.ABC, Generic[R]):
         """The learning rate of `worker`'s next step if it is known at the start of the gradient; else None."""
         return None
 
-    def _timed_with(self, worker: int) -> tuple[int, float]:
-        """Some rules time several steps of a worker as a group, as one sum of the times drawn.
+    def _begin_timing(self, worker: int) -> tuple[int, float]:
+        """Time the step that `worker` starts now. Some rules time several steps of a worker as a group, as one sum of
+        the times drawn.
 
         Returns:
-            How many steps of the group came before the one that `worker` starts now, and when the group began, in
-            seconds. By default each step is a group.
+            How many steps of the group came before this one, and when the group began, in seconds. By default each step
+            is a group.
         """
         return 0, self._clock()
 
@@ -198,7 +200,8 @@ class Peers(abc.ABC, Generic[R]):
         if has_terms:
             version += 1
         del self.in_flight[worker]
-        self._is_cut |= bool(self._waiting)
+        if self._waiting:  # for batches, which the budget does not have any more, while this worker went on
+            self._is_cut = True
         self._num_arrived += gradient.num_samples
         waited = self._waited[worker]
         if self.statistics is not None:
@@ -226,7 +229,7 @@ class Peers(abc.ABC, Generic[R]):
             learning_rate=learning_rate,
             train_seconds=self._clock(),
             total_samples=self._num_arrived,
-            flight_seconds=work.drawn,
+            flight_seconds=work.drawn,  # `Arrived.seconds` count from when the group of steps began
             compute_seconds=work.drawn,
             wait_seconds=waited,
             loss_scales=gradient.loss_scales,
@@ -257,7 +260,7 @@ class Peers(abc.ABC, Generic[R]):
         if not number:
             return None
         self._waiting.remove(worker)
-        num_before, began = self._timed_with(worker)
+        num_before, began = self._begin_timing(worker)
         point = self._point(worker)
         statistics = None if self.statistics is None else self._statistics[worker].clone()
         work = Work(

@@ -83,11 +83,13 @@ class Streaming(Peers[StreamingDiLoCo]):
     def _rate(self, worker: int) -> float:
         return self._schedule((self._num_workers * self._steps[worker] + 1) * self._batch_size)
 
-    def _timed_with(self, worker: int) -> tuple[int, float]:
+    def _begin_timing(self, worker: int) -> tuple[int, float]:
         """All steps of a worker since it was mixed last are timed as a group."""
         since, number = self._since[worker]
-        self._since[worker] = since, number + 1
-        self._waited[worker] = (self._clock() if number else since) - self._idle_since[worker]
+        self._since[worker] = (since, number + 1)
+        # The first step of a group waits for the transfer of the result that was mixed in, so it may begin after now.
+        began = self._clock() if number else since
+        self._waited[worker] = began - self._idle_since[worker]
         return number, since
 
     def _take(self, arrived: Arrived) -> tuple[float, list[int], bool]:
@@ -115,7 +117,9 @@ class Streaming(Peers[StreamingDiLoCo]):
         return learning_rate, starting, True
 
     def _part(self, fragment: int) -> slice:
-        """The elements of a fragment: every F-th one, so that all fragments have nearly the same size."""
+        """The elements of a fragment: every F-th parameter, so that all fragments have nearly the same size. The
+        running statistics are divided in the same way.
+        """
         return slice(fragment, None, self.rule.fragments)
 
     def _send(self, worker: int, fragment: int) -> None:

@@ -1,0 +1,195 @@
+"""Which gradients a server starts: with which batches, and at which parameters. `Server` derives from this.
+
+Shapes: P parameters (gaps of the flat vector included), S running statistics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import msgspec
+from torch import Tensor
+
+from asyncsgd.core.batches import BatchSource
+from asyncsgd.core.protocol import Pinned, Work
+from asyncsgd.core.running_statistics import RunningStatistics
+from asyncsgd.core.schedules import Schedule
+from asyncsgd.rules.contract import Rule, Start, View
+
+
+class Starter:
+    """Starts workers on the gradients that a rule asks for. Its arguments are those of
+    `asyncsgd.core.server.Server`."""
+
+    def __init__(
+        self,
+        parameters: Tensor,
+        rule: Rule,
+        schedule: Schedule,
+        batches: BatchSource,
+        *,
+        num_workers: int,
+        batch_size: int,
+        samples: float | None,
+        clock: Callable[[], float],
+        starts: bool,
+        statistics: RunningStatistics | None,
+    ) -> None:
+        self.parameters = parameters
+        self.rule = rule
+        self.num_samples = 0
+        """Samples that arrived, used or not: what budgets and the learning rate count."""
+        self.statistics = statistics
+        self._schedule = schedule
+        self._batches = batches
+        self._batch_size = batch_size
+        self._samples = math.inf if samples is None else samples
+        self._clock = clock
+        self._starts = starts
+        self._local_steps = rule.local_steps
+        self._needs_points = rule.needs_points
+        self._exact = rule.exact_start or rule.needs_points
+        self.view = View(parameters=parameters if rule.needs_points else None)
+        self.view.learning_rate = 1.0 if self._local_steps else schedule(0)
+        self._present: set[int] = set()  # the view's workers, as a set, since each start looks for its worker
+        self._snapshot: tuple[int, Tensor, Tensor | None] | None = None
+        self._replica: tuple[int, Tensor] | None = None
+        """The worker whose gradient has just arrived, and the running statistics of its copy of the model, `(S,)`."""
+        self._waiting: dict[int, Start | Pinned] = {}
+        """Worker -> its start, of workers that the rule has started and that got no batch, since the budget is spent or
+        has room for a part of the last round only."""
+        self._draws = [0] * num_workers  # how many computing times each worker has used; see `Work.draw`
+        self._budget_cuts = False  # whether a worker got fewer batches than the rule asked for
+        # One entry per dispatch, for good: a rule with a table of gradients uses a dispatch as often as it likes.
+        self._read_versions = list[int]()
+        self._worker_of = list[int]()
+
+    @property
+    def version(self) -> int:
+        """The number of updates that the parameters have taken."""
+        return self.view.version
+
+    def snapshot(self) -> tuple[Tensor, Tensor | None]:
+        """A copy of the parameters and the running statistics of the current version. All who ask for one version share
+        it, so it is not to be changed.
+        """
+        if self._snapshot is None or self._snapshot[0] != self.version:
+            statistics = None if self.statistics is None else self.statistics.values.clone()
+            self._snapshot = (self.version, self.parameters.clone(), statistics)
+        return self._snapshot[1:]
+
+    def start(self, worker: int, max_batches: int) -> Work | None:
+        """Start `worker` on at most `max_batches` batches if the rule has asked for it. None: the rule has not.
+
+        A replay calls it, in an object with ``starts=False``.
+        """
+        waiting = self._waiting.pop(worker, None)
+        if waiting is None:
+            return None
+        count = min(max_batches, waiting.num_local_steps)
+        started = self._give([msgspec.structs.replace(waiting, num_local_steps=count)])
+        return started[0] if started else None
+
+    def _is_stuck(self) -> bool:
+        """Whether workers are present and the budget is not spent, but nobody computes and nobody waits to."""
+        if self.view.in_flight or self._waiting or not self._present:
+            return False
+        return self._starts and self.num_samples < self._samples
+
+    def _repeat(self, work: Work) -> Start | Pinned:
+        """Start the worker of `work` again, whose batch had no loss term.
+
+        It starts at its old point if the rule has `exact_start`, since that rule chose the version. It also does in a
+        rule with both local steps and points, since there each worker goes on from a model of its own (elastic
+        averaging, Downpour). Otherwise it starts at the current parameters: a rule that only looks at points gains
+        nothing from old ones.
+        """
+        keeps_own_parameters = self._local_steps and self._needs_points
+        if work.point is not None and (self.rule.exact_start or keeps_own_parameters):
+            return Pinned(work.worker, work.num_local_steps, work.version, work.point, work.statistics)
+        return self._at_point(Start(work.worker, work.num_local_steps))
+
+    def _at_points(self, starts: Sequence[Start]) -> Sequence[Start | Pinned]:
+        """The same starts, each with its parameters if it is to begin at exactly these; see `Pinned`."""
+        if not self._exact and all(start.offset is None for start in starts):
+            return starts
+        return [self._at_point(start) for start in starts]
+
+    def _at_point(self, start: Start) -> Start | Pinned:
+        """One start; see `_at_points`."""
+        if start.offset is None and not self._exact:
+            return start
+        if start.offset is not None:
+            point = self.parameters + start.offset
+            statistics = self._statistics_of(start.worker)
+        else:
+            point, statistics = self.snapshot()
+        return Pinned(start.worker, start.num_local_steps, self.version, point, statistics)
+
+    def _statistics_of(self, worker: int) -> Tensor | None:
+        """`(S,)`, the running statistics of a worker that starts at an offset from the server's parameters. After local
+        steps it goes on from its own; otherwise it gets a copy of the server's.
+        """
+        if self._local_steps and self._replica is not None and self._replica[0] == worker:
+            return self._replica[1]
+        return None if self.statistics is None else self.statistics.values.clone()
+
+    def _start_all_possible(self, starts: Sequence[Start | Pinned]) -> Sequence[Work]:
+        """Start the workers that wait and those in `starts`, as far as there are batches. The others wait.
+
+        Once the budget is spent nobody starts.
+        """
+        waiting = self._waiting
+        may_start = self._starts and self.num_samples < self._samples
+        if may_start and not waiting:
+            return self._give(starts)
+        for start in starts:
+            waiting.pop(start.worker, None)  # one that waits may be started again: the last counts
+            waiting[start.worker] = start
+        if not may_start:
+            return ()
+        starts = list(waiting.values())
+        waiting.clear()
+        return self._give(starts)
+
+    def _give(self, starts: Sequence[Start | Pinned]) -> list[Work]:
+        """Give batches to the workers in `starts` and put their works in flight. If no batch is left, the rest
+        waits."""
+        view = self.view
+        draws = self._draws
+        now = self._clock()
+        rate = None
+        works: list[Work] = []
+        for start in starts:
+            worker = start.worker
+            count = start.num_local_steps
+            if worker in view.in_flight or worker not in self._present:
+                state = "busy" if worker in view.in_flight else "not present"
+                raise RuntimeError(f"rule {self.rule.name} started worker {worker}, which is {state}")
+            batches, number = self._batches.take(worker, count)
+            if number < count:
+                self._budget_cuts = True
+                if not number:
+                    not_started = starts[len(works) :]
+                    self._waiting.update([(waiting.worker, waiting) for waiting in not_started])
+                    break
+            if self._local_steps:  # the work's own samples count as arrived, as they do for a step of the server
+                rate = self._schedule(self.num_samples + number * self._batch_size)
+            version = view.version
+            point = None
+            statistics = None
+            if isinstance(start, Pinned):
+                version = start.version
+                point = start.point
+                statistics = start.statistics
+            dispatch = len(self._worker_of)
+            work = Work(
+                worker, dispatch, version, number, batches, point, rate, now, draws[worker], statistics=statistics
+            )
+            self._worker_of.append(worker)
+            self._read_versions.append(-1)
+            draws[worker] += number
+            view.in_flight[worker] = work
+            works.append(work)
+        return works
