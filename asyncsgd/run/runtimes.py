@@ -20,6 +20,8 @@ from asyncsgd.simulation.speeds import Constant, Infinite, Network, Speeds, pars
 _KEEP_ORDER_OF_STORES = ("x86_64", "AMD64", "i386", "i686")
 """Processors on which the sequence lock of shared memory is right; see `asyncsgd.backends.segment`."""
 _AS_CONSTANT = Constant()
+_OPTIMIZER = "torch._dynamo"
+"""What torch imports at a process's first optimizer, which takes about a second."""
 _CALLED: Mapping[str, str] = {
     "num_workers": "nproc",
     "via": "transport",
@@ -190,6 +192,7 @@ class AllReduce(Runtime):
     """
 
     mode: ClassVar[str] = "sync"
+    preload: ClassVar[tuple[str, ...]] = (_OPTIMIZER,)
     several_hosts: ClassVar[bool] = True
     not_replayed: ClassVar[str] = (
         "its ranks exchanged gradients among themselves, in no recorded order; run its settings again"
@@ -223,7 +226,7 @@ class Pipeline(Runtime):
     cuts_model: ClassVar[bool] = True
     keeps_statistics: ClassVar[bool] = False
     speeds: ClassVar[Speeds | None] = None  # type: ignore[misc]
-    preload: ClassVar[tuple[str, ...]] = ("asyncsgd.pipeline.replica",)
+    preload: ClassVar[tuple[str, ...]] = (_OPTIMIZER, "asyncsgd.pipeline.replica")
     not_replayed: ClassVar[str] = "its stages computed with each other's hidden states; run its settings again"
 
     num_workers: int
@@ -326,6 +329,7 @@ class Hogwild(Runtime):
     """
 
     mode: ClassVar[str] = "hogwild"
+    preload: ClassVar[tuple[str, ...]] = (_OPTIMIZER,)
     has_server: ClassVar[bool] = True
     steps_in_workers: ClassVar[bool] = True
     keeps_statistics: ClassVar[bool] = False
