@@ -9,7 +9,7 @@ import time
 import hosts
 import pytest
 from commands import until
-from doors import marked
+from doors import ROOT, cli, marked
 
 TOKEN = "0123456789abcdef" * 2
 REASON = hosts.why_not()
@@ -26,6 +26,14 @@ IN_TURNS = ["--rule", "ssp:slack=2"]
 def flags(gallery):
     words = f"--mode async --data {gallery}/train.txt --seq-len 32 --batch-size 4 --vocab-size 512 --eval-samples 8"
     return [*words.split(), "--evaluations", "1", "--run-dir", "run"]
+
+
+@pytest.fixture
+def plane(monkeypatch):
+    """A script and its flags: a model that needs no transformers, whose gradients take 20 ms."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
+    words = "--mode async --batch-size 4 --speeds constant:0.02 --evaluations 1 --run-dir run"
+    return [ROOT / "experiments" / "train.py", "tasks:Plane", *words.split()]
 
 
 def summary_of(two, host=0):
@@ -60,9 +68,8 @@ def test_workers_of_two_hosts_train_one_model_and_the_run_replays(flags, tmp_pat
         for path in tmp_path.rglob("*"):
             assert not path.is_file() or TOKEN.encode() not in path.read_bytes(), path
         until(lambda: marked(two.mark) == [], "all processes end")
-        replay = two.start(0, sys.executable, "-m", "asyncsgd", "replay", "run")
-        assert two.ended(replay) == 0
-        assert "identical" in two.said(0)
+    replay = cli(["asyncsgd", "replay", two.folders[0] / "run", "--cache-dir", tmp_path / "cache"])
+    assert replay.out.endswith("identical\n")
 
 
 @pytest.mark.slow
@@ -83,18 +90,8 @@ def test_a_script_with_a_model_of_one_s_own_trains_on_two_hosts(tmp_path):
 
 @pytest.mark.hosts
 def test_what_a_host_lacks_comes_from_rank_0_once(gallery, tmp_path):
-    words = [
-        "--data",
-        "texts/train.txt",
-        "--seq-len",
-        "32",
-        "--batch-size",
-        "4",
-        "--eval-samples",
-        "8",
-        "--evaluations",
-        "1",
-    ]
+    line = "--data texts/train.txt --seq-len 32 --batch-size 4 --eval-samples 8 --evaluations 1"
+    words = line.split()
     with hosts.Hosts(tmp_path) as two:
         (two.folders[0] / "texts").mkdir()
         text = (gallery / "train.txt").read_text()
@@ -115,9 +112,9 @@ def test_what_a_host_lacks_comes_from_rank_0_once(gallery, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_host_with_another_token_is_refused_on_both_sides(flags, tmp_path):
+def test_a_host_with_another_token_is_refused_on_both_sides(plane, tmp_path):
     with hosts.Hosts(tmp_path) as two:
-        started = two.torchrun(SCRIPT, *flags, "--samples", "64", tokens=(TOKEN, TOKEN[::-1]))
+        started = two.torchrun(*plane, "--samples", "64", tokens=(TOKEN, TOKEN[::-1]))
         codes = [two.ended(process) for process in started]
         assert 0 not in codes
         assert "it does not prove that it has the token; give all hosts the same one" in two.said(0)
@@ -126,9 +123,9 @@ def test_a_host_with_another_token_is_refused_on_both_sides(flags, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_lost_host_takes_its_workers_along_and_nothing_else(flags, tmp_path):
+def test_a_lost_host_takes_its_workers_along_and_nothing_else(plane, tmp_path):
     with hosts.Hosts(tmp_path) as two:
-        leader, _ = two.torchrun(SCRIPT, *flags, "--samples", "1600", tokens=(TOKEN, TOKEN))
+        leader, _ = two.torchrun(*plane, "--samples", "1600", tokens=(TOKEN, TOKEN))
         until(lambda: has_trained(two), "the hosts train", 120)
         two.kill(1)
         until(lambda: (two.folders[0] / "run" / "summary.json").exists(), "the run ends", 120)
@@ -141,9 +138,9 @@ def test_a_lost_host_takes_its_workers_along_and_nothing_else(flags, tmp_path):
 
 
 @pytest.mark.slow
-def test_where_the_leader_is_lost_the_other_host_ends_and_says_what_is_left(flags, tmp_path):
+def test_where_the_leader_is_lost_the_other_host_ends_and_says_what_is_left(plane, tmp_path):
     with hosts.Hosts(tmp_path) as two:
-        _, other = two.torchrun(SCRIPT, *flags, "--samples", "100000", tokens=(TOKEN, TOKEN))
+        _, other = two.torchrun(*plane, "--samples", "100000", tokens=(TOKEN, TOKEN))
         until(lambda: has_trained(two), "the hosts train", 120)
         two.kill(0)
         until(lambda: "with it the run; its folder lies on that host" in two.said(1), "host 1 says so", 90)
@@ -273,11 +270,9 @@ def test_a_run_that_ends_as_a_cut_ends_has_ended_on_both_hosts(flags, tmp_path):
 def test_ranks_in_step_find_each_other_where_a_hosts_own_name_is_of_no_use(flags, tmp_path):
     """And a host gets what rank 0 has prepared, and the checkpoint from which the run goes on."""
     words = ["sync" if word == "async" else word for word in flags] + ["--schedule", "constant"]
+    cli([SCRIPT.name, *words, "--samples", "128", "--nproc", "3", "--run-dir", tmp_path / "alone"])
+    expected = json.loads((tmp_path / "alone" / "summary.json").read_text())["parameters_sha256"]
     with hosts.Hosts(tmp_path, by_debian=True) as two:
-        alone = two.start(0, sys.executable, SCRIPT, *words, "--samples", "128", "--nproc", "3")
-        assert two.ended(alone) == 0, two.said(0)
-        expected = summary_of(two)["parameters_sha256"]
-        shutil.rmtree(two.folders[0] / "run")
         started = two.torchrun(SCRIPT, *words, "--samples", "64", "--checkpoint-every", "4", workers=(1, 2))
         codes = [two.ended(process) for process in started]
         assert codes == [0, 0], two.said(0) + two.said(1)
@@ -294,18 +289,18 @@ def test_ranks_in_step_find_each_other_where_a_hosts_own_name_is_of_no_use(flags
 
 
 @pytest.mark.slow
-def test_a_torchrun_that_would_wait_in_silence_says_what_to_type(flags, tmp_path):
+def test_a_torchrun_that_would_wait_in_silence_says_what_to_type(plane, tmp_path):
     with hosts.Hosts(tmp_path, by_debian=True) as two:
         form = f"--nnodes 2 --rdzv-backend c10d --rdzv-id a --rdzv-endpoint {two.addresses[0]}:29400".split()
         typed = [["--rdzv-conf", f"is_host={int(host == 0)}", "--local-addr", two.addresses[host]] for host in (0, 1)]
         for host in (0, 1):
-            two.start(host, hosts.TORCHRUN, *form, SCRIPT, *flags)
+            two.start(host, hosts.TORCHRUN, *form, *plane)
         for host in (0, 1):
             until(lambda: " ".join(typed[host]) in two.said(host), "the advice is given")  # noqa: B023
             two.kill(host)
         started = []
         for host in (0, 1):
-            words = [*form, *typed[host], SCRIPT, *flags, "--samples", "64"]
+            words = [*form, *typed[host], *plane, "--samples", "64"]
             started.append(two.start(host, hosts.TORCHRUN, *words, ASYNCSGD_TOKEN=TOKEN))
         codes = [two.ended(process) for process in started]
         assert codes == [0, 0], two.said(0) + two.said(1)
