@@ -215,6 +215,11 @@ class Hosts:
         until(lambda: process.poll() is not None, "the command ends", seconds)
         return process.returncode
 
+    def end_well(self, *processes):
+        """Wait for processes, of which each ends without an error."""
+        codes = [self.ended(process) for process in processes]
+        assert set(codes) == {0}, [self.said(host) for host in range(len(self.folders))]
+
     def _carry(self):
         waiting = []
         number = 0

@@ -63,8 +63,7 @@ def test_a_host_comes_whose_address_sorts_first_and_the_one_with_the_folder_lead
         first = two.come(1, "mine.py", endpoint=1, most=2, token=TOKEN)
         until(lambda: number_by(two, 1, 0) > 20, "the first host trains", 120)
         second = two.come(0, "mine.py", endpoint=1, most=2, token=TOKEN)
-        codes = [two.ended(process) for process in (first, second)]
-        assert codes == [0, 0], two.said(0) + two.said(1)
+        two.end_well(first, second)
         assert f"host 1 of 2: worker 1; {two.addresses[1]} leads" in two.said(0)
         assert number_by(two, 1, 1) > 20
         assert not (two.folders[0] / "run").exists()
@@ -84,8 +83,7 @@ def test_a_host_that_is_lost_takes_nothing_along_and_comes_again(words, tmp_path
         again = two.come(1, *words, token=TOKEN)
         before = number_by(two, 0, 2)
         until(lambda: number_by(two, 0, 2) > before, "it trains again", 120)
-        codes = [two.ended(process) for process in (leads, again)]
-        assert codes == [0, 0], two.said(0) + two.said(1)
+        two.end_well(leads, again)
         ends_well(two, 0, 600)
 
 

@@ -5,6 +5,7 @@ import shutil
 import signal
 import sys
 import time
+from collections import Counter
 
 import hosts
 import pytest
@@ -45,6 +46,11 @@ def arrivals_of(two):
     return [record for record in map(json.loads, lines) if record["kind"] == "arrival"]
 
 
+def counts_each_batch_once(two, num_batches):
+    batches = Counter(tuple(batch) for record in arrivals_of(two) for batch in record["batches"])
+    return len(batches) == num_batches and set(batches.values()) == {1}
+
+
 def has_trained(two, number=8):
     path = two.folders[0] / "run" / "events.jsonl"
     return path.exists() and path.read_text().count('"arrival"') >= number
@@ -55,8 +61,7 @@ def test_workers_of_two_hosts_train_one_model_and_the_run_replays(flags, tmp_pat
     with hosts.Hosts(tmp_path, delay=0.01) as two:
         words = [*flags, *IN_TURNS, "--samples", "160"]
         started = two.torchrun(SCRIPT, *words, workers=(1, 2), tokens=(TOKEN, TOKEN))
-        codes = [two.ended(process) for process in started]
-        assert codes == [0, 0], two.said(0) + two.said(1)
+        two.end_well(*started)
         summary = summary_of(two)
         assert [summary[key] for key in ("status", "num_workers", "num_samples", "num_updates")] == ["DONE", 3, 160, 40]
         arrived = arrivals_of(two)
@@ -78,8 +83,7 @@ def test_a_script_with_a_model_of_one_s_own_trains_on_two_hosts(tmp_path):
         for folder in two.folders:
             (folder / "mine.py").write_text(hosts.OWN_MODEL)
         started = two.torchrun("mine.py", workers=(1, 2), tokens=(TOKEN, TOKEN))
-        codes = [two.ended(process) for process in started]
-        assert codes == [0, 0], two.said(0) + two.said(1)
+        two.end_well(*started)
         summary = summary_of(two)
         assert [summary[key] for key in ("status", "num_workers", "num_samples")] == ["DONE", 3, 240]
         assert {record["worker"] for record in arrivals_of(two)} == {0, 1, 2}
@@ -97,12 +101,11 @@ def test_what_a_host_lacks_comes_from_rank_0_once(gallery, tmp_path):
         text = (gallery / "train.txt").read_text()
         (two.folders[0] / "texts" / "train.txt").write_text(text)
         small = ["--samples", "8", "--vocab-size", "512", "--run-dir", "first"]
-        assert two.ended(two.start(0, sys.executable, SCRIPT, *words, *small)) == 0, two.said(0)
+        two.end_well(two.start(0, sys.executable, SCRIPT, *words, *small))
         for run_dir in ("run", "again"):
             more = ["--mode", "async", *IN_TURNS, "--model", "first", "--samples", "160", "--run-dir", run_dir]
             started = two.torchrun(SCRIPT, *words, *more, tokens=(TOKEN, TOKEN))
-            codes = [two.ended(process) for process in started]
-            assert codes == [0, 0], two.said(0) + two.said(1)
+            two.end_well(*started)
             received = two.said(1).count("from rank 0 (")
             assert received == (2 if run_dir == "run" else 0)  # the rows, and the model with its tokenizer
         assert {record["worker"] for record in arrivals_of(two)} == {0, 1}
@@ -132,8 +135,7 @@ def test_a_lost_host_takes_its_workers_along_and_nothing_else(plane, tmp_path):
         time.sleep(1)
         summary = summary_of(two)
         assert (summary["status"], summary["num_samples"]) == ("DONE", 1600)
-        batches = [batch for record in arrivals_of(two) for batch in map(tuple, record["batches"])]
-        assert len(batches) == len(set(batches)) == 400
+        assert counts_each_batch_once(two, 400)
         leader.send_signal(signal.SIGKILL)  # torchrun waits for minutes for the lost host
 
 
@@ -163,7 +165,7 @@ def test_where_the_leader_is_lost_the_run_goes_on_from_the_mirror(gallery, tmp_p
         assert two.ended(other) != 0
         line = two.said(1).partition("goes on on this host with ")[2].splitlines()[0]
         assert line == "python experiments/stilt_mlm.py --resume run"
-        assert two.ended(two.start(1, sys.executable, SCRIPT, "--resume", "run")) == 0, two.said(1)
+        two.end_well(two.start(1, sys.executable, SCRIPT, "--resume", "run"))
         summary = summary_of(two, host=1)
         assert [summary[key] for key in ("status", "num_workers", "num_samples")] == ["DONE", 2, 2000]
         replay = two.start(1, sys.executable, "-m", "asyncsgd", "replay", "run")
@@ -189,7 +191,7 @@ def test_where_the_leader_is_lost_a_script_of_one_s_own_goes_on_from_the_mirror(
         line = two.said(1).partition("goes on on this host with ")[2].splitlines()[0]
         assert line == "the same script, where train is given folder='run' and resume=True"
         (two.folders[1] / "mine.py").write_text(script.replace('folder="run"', 'folder="run", resume=True'))
-        assert two.ended(two.start(1, sys.executable, "mine.py")) == 0, two.said(1)
+        two.end_well(two.start(1, sys.executable, "mine.py"))
         summary = summary_of(two, host=1)
         assert [summary[key] for key in ("status", "num_workers", "num_samples")] == ["DONE", 2, 4000]
         replay = two.start(1, sys.executable, "-m", "asyncsgd", "replay", "run", "--task", "mine:Line")
@@ -210,8 +212,7 @@ def test_three_hosts_of_which_one_is_lost_and_one_has_other_instructions(flags, 
         until(lambda: (three.folders[0] / "run" / "summary.json").exists(), "the run ends", 120)
         summary = summary_of(three)
         assert [summary[key] for key in ("status", "num_workers", "num_samples")] == ["DONE", 4, 800]
-        batches = [batch for record in arrivals_of(three) for batch in map(tuple, record["batches"])]
-        assert len(batches) == len(set(batches)) == 200
+        assert counts_each_batch_once(three, 200)
         assert {record["worker"] for record in arrivals_of(three)} >= {0, 2, 3}
         environment = json.loads((three.folders[0] / "run" / "environment.json").read_text())
         ranks = {hardware["cpu_capability"]: hardware["ranks"] for hardware in environment["hardware_of_ranks"]}
@@ -233,8 +234,7 @@ def test_a_cut_of_twenty_seconds_loses_nobody(flags, tmp_path):
         two.is_cut = True
         time.sleep(20)
         two.is_cut = False
-        codes = [two.ended(process) for process in started]
-        assert codes == [0, 0], two.said(0) + two.said(1)
+        two.end_well(*started)
         assert summary_of(two)["num_updates"] == 20
         assert [record["worker"] for record in arrivals_of(two)].count(1) == 10
 
@@ -262,8 +262,7 @@ def test_a_run_that_ends_as_a_cut_ends_has_ended_on_both_hosts(flags, tmp_path):
         two.is_cut = True  # the last evaluation waits for the other host, and nothing else does
         time.sleep(20)
         two.is_cut = False
-        codes = [two.ended(process) for process in started]
-        assert codes == [0, 0], two.said(0) + two.said(1)
+        two.end_well(*started)
 
 
 @pytest.mark.slow
@@ -274,15 +273,13 @@ def test_ranks_in_step_find_each_other_where_a_hosts_own_name_is_of_no_use(flags
     expected = json.loads((tmp_path / "alone" / "summary.json").read_text())["parameters_sha256"]
     with hosts.Hosts(tmp_path, by_debian=True) as two:
         started = two.torchrun(SCRIPT, *words, "--samples", "64", "--checkpoint-every", "4", workers=(1, 2))
-        codes = [two.ended(process) for process in started]
-        assert codes == [0, 0], two.said(0) + two.said(1)
+        two.end_well(*started)
         assert [summary_of(two)[key] for key in ("status", "mode", "num_workers")] == ["DONE", "sync", 3]
         assert "host 1 of 2: ranks 1 to 2; 10.99.0.1 leads, and has the run's folder" in two.said(1)
         assert two.said(1).count("from rank 0 (") == 2  # rows and tokenizer
         resumed = ["--mode", "sync", "--resume", "run", "--samples", "128"]
         started = two.torchrun(SCRIPT, *resumed, workers=(1, 2))
-        codes = [two.ended(process) for process in started]
-        assert codes == [0, 0], two.said(0) + two.said(1)
+        two.end_well(*started)
         assert [summary_of(two)[key] for key in ("status", "num_samples")] == ["DONE", 128]
         assert summary_of(two)["parameters_sha256"] == expected
         assert two.said(1).count("from rank 0 (") == 1  # the checkpoint
@@ -302,5 +299,4 @@ def test_a_torchrun_that_would_wait_in_silence_says_what_to_type(plane, tmp_path
         for host in (0, 1):
             words = [*form, *typed[host], *plane, "--samples", "64"]
             started.append(two.start(host, hosts.TORCHRUN, *words, ASYNCSGD_TOKEN=TOKEN))
-        codes = [two.ended(process) for process in started]
-        assert codes == [0, 0], two.said(0) + two.said(1)
+        two.end_well(*started)

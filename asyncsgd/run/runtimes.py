@@ -192,7 +192,7 @@ class AllReduce(Runtime):
     """
 
     mode: ClassVar[str] = "sync"
-    preload: ClassVar[tuple[str, ...]] = (_OPTIMIZER,)
+    preload = (_OPTIMIZER,)
     several_hosts: ClassVar[bool] = True
     not_replayed: ClassVar[str] = (
         "its ranks exchanged gradients among themselves, in no recorded order; run its settings again"
@@ -226,7 +226,7 @@ class Pipeline(Runtime):
     cuts_model: ClassVar[bool] = True
     keeps_statistics: ClassVar[bool] = False
     speeds: ClassVar[Speeds | None] = None  # type: ignore[misc]
-    preload: ClassVar[tuple[str, ...]] = (_OPTIMIZER, "asyncsgd.pipeline.replica")
+    preload = (_OPTIMIZER, "asyncsgd.pipeline.replica")
     not_replayed: ClassVar[str] = "its stages computed with each other's hidden states; run its settings again"
 
     num_workers: int
@@ -329,7 +329,7 @@ class Hogwild(Runtime):
     """
 
     mode: ClassVar[str] = "hogwild"
-    preload: ClassVar[tuple[str, ...]] = (_OPTIMIZER,)
+    preload = (_OPTIMIZER,)
     has_server: ClassVar[bool] = True
     steps_in_workers: ClassVar[bool] = True
     keeps_statistics: ClassVar[bool] = False

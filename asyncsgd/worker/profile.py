@@ -183,16 +183,11 @@ def peak_flops(device: str, precision: torch.dtype) -> float:
     """Operations a second of one large matrix product on `device`, in this process and with its threads; measured."""
     side = SIDE[torch.device(device).type]
     left = torch.ones(side, side, dtype=precision, device=device)
-    best = math.inf
-    total = 0.0
-    for _ in range(5):
+    seconds: list[float] = []
+    while len(seconds) < 5 and sum(seconds) < ENOUGH_SECONDS:
         began = time.perf_counter()
         product = left @ left
         if product.is_cuda:
             torch.cuda.synchronize(device)
-        seconds = time.perf_counter() - began
-        best = min(best, seconds)
-        total += seconds
-        if total > ENOUGH_SECONDS:
-            break
-    return 2.0 * side**3 / best
+        seconds.append(time.perf_counter() - began)
+    return 2.0 * side**3 / min(seconds)
