@@ -350,8 +350,11 @@ def start(
     if not launch.is_needed(has_server=runtime.has_server):
         raise SystemExit(0)  # rank 0 starts the workers, so torchrun's other ranks have nothing to do
     leads_host = launch.leads_host and runtime.has_server
+    led = run
+    if folder is not None:  # where a mirror keeps its copies
+        led = dataclasses.replace(run, output=dataclasses.replace(run.output, run_dir=str(folder)))
     if not launch.leads and not leads_host:
-        follow(run, launch)  # it never returns: this rank ends with the run
+        follow(led, launch, goes_on=_goes_on_in)  # it never returns: this rank ends with the run
     needs_fork_server = not runtime.in_one_process and launch.starts_workers(has_server=runtime.has_server)
     if not runtime.in_one_process:
         refuse_in_worker()
@@ -373,9 +376,7 @@ def start(
             launch = agreed_launch(run, launch, folder, lambda: None)
             leads_host = launch.leads_host
         if leads_host and context is not None:
-            if folder is not None:  # where a mirror keeps its copies
-                run = dataclasses.replace(run, output=dataclasses.replace(run.output, run_dir=str(folder)))
-            follow_leader(run, launch, context, goes_on=_goes_on_in)  # it never returns
+            follow_leader(led, launch, context, goes_on=_goes_on_in)  # it never returns
         opened = None if folder is None else open_named_folder(folder, run, resume=resume)
         seen: list[Evaluation] = []
         if opened is not None and opened.resume is not None:

@@ -150,9 +150,10 @@ def test_where_the_leader_is_lost_the_other_host_ends_and_says_what_is_left(plan
 
 
 @pytest.mark.hosts
-def test_where_the_leader_is_lost_the_run_goes_on_from_the_mirror(gallery, tmp_path):
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_where_the_leader_is_lost_the_run_goes_on_from_the_mirror(mode, gallery, tmp_path):
     """Without the leader's disk: its data are on no other host, but as copies."""
-    words = "--mode async --data texts/train.txt --seq-len 32 --batch-size 4 --vocab-size 512 --eval-samples 8"
+    words = f"--mode {mode} --data texts/train.txt --seq-len 32 --batch-size 4 --vocab-size 512 --eval-samples 8"
     more = "--evaluations 1 --samples 2000 --checkpoint-every 40 --mirror 1 --run-dir run"
     with hosts.Hosts(tmp_path) as two:
         (two.folders[0] / "texts").mkdir()
@@ -168,9 +169,15 @@ def test_where_the_leader_is_lost_the_run_goes_on_from_the_mirror(gallery, tmp_p
         two.end_well(two.start(1, sys.executable, SCRIPT, "--resume", "run"))
         summary = summary_of(two, host=1)
         assert [summary[key] for key in ("status", "num_workers", "num_samples")] == ["DONE", 2, 2000]
-        replay = two.start(1, sys.executable, "-m", "asyncsgd", "replay", "run")
-        assert two.ended(replay) == 0
-        assert "identical" in two.said(1)
+        if mode == "async":
+            assert two.ended(two.start(1, sys.executable, "-m", "asyncsgd", "replay", "run")) == 0
+            assert "identical" in two.said(1)
+        else:
+            shutil.copytree(two.folders[0] / "texts", two.folders[1] / "texts")
+            alone = [*words.split(), *more.replace("--mirror 1 --run-dir run", "--run-dir alone --nproc 2").split()]
+            assert two.ended(two.start(1, sys.executable, SCRIPT, *alone)) == 0, two.said(1)
+            whole = json.loads((two.folders[1] / "alone" / "summary.json").read_text())
+            assert summary["parameters_sha256"] == whole["parameters_sha256"]
 
 
 @pytest.mark.hosts

@@ -112,10 +112,15 @@ class Keeper:
         self._events = events
         self.last: str | None = None
         """The name of the newest checkpoint that has a copy here."""
+        self._thread = threading.Thread(target=self.keep, name="mirror", daemon=True)
 
     def start(self) -> None:
         """Start a thread that keeps copies."""
-        threading.Thread(target=self.keep, name="mirror", daemon=True).start()
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait for the copies that are still to come: until rank 0 is gone."""
+        self._thread.join()
 
     def keep(self) -> None:
         """Write copies until rank 0 is gone, or sends something else than a copy."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 from asyncsgd.backends.launch import World
+from asyncsgd.backends.mirror import Keeper
 from asyncsgd.backends.process_setup import fail, set_up_process
 from asyncsgd.backends.ranks import LOST_CONTACT, DataParallel, InStep, Replica, is_lost_contact
 from asyncsgd.core.checkpoints import load_state
@@ -36,17 +38,34 @@ def in_step(run: Run, worker: Worker | None, resume: tuple[Path, str] | None) ->
     return InStep(replica)
 
 
-def serve_rank(run: Run, resume: tuple[Path, str] | None, world: World) -> NoReturn:
-    """Entry point of a rank other than 0. It blocks until the run ends, and ends the process."""
+def serve_rank(
+    run: Run,
+    resume: tuple[Path, str] | None,
+    world: World,
+    *,
+    keeper: Keeper | None = None,
+    left: Callable[[], str] | None = None,
+) -> NoReturn:
+    """Entry point of a rank other than 0. It blocks until the run ends, and ends the process.
+
+    Args:
+        resume: as in `in_step`.
+        keeper: keeps copies of checkpoints in this process; None: this host is no mirror.
+        left: says what is left of the run if contact is lost; None: others say so.
+    """
     try:
         set_up_process(run.runtime.threads)
         worker = None if run.runtime.cuts_model else run.worker(run.flat(device=run.device))
         world.arrive()
         with world.group(run.device, run.output.interface):
             in_step(run, worker, resume).follow()
+            if keeper is not None:
+                keeper.wait()
             sys.stdout.flush()
             os._exit(0)  # skips the teardown of a group whose other members may be gone
     except Exception as error:
         if is_lost_contact(error):
+            if left is not None:
+                print(left(), file=sys.stderr, flush=True)
             os._exit(LOST_CONTACT)  # rank 0 names the rank that is gone
         fail(f"rank {world.rank}", error)

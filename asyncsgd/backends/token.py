@@ -32,12 +32,15 @@ def check_hosts(output: Output, launch: Launch, *, has_server: bool) -> None:
         address_of_interface(output.interface)  # raises UsageError if there is none
     if launch.is_elastic:
         _check_elastic(has_server)
+    if output.mirror is not None:
+        if not launch.several_hosts:
+            raise UsageError("--mirror is for several hosts of torchrun; drop it")
+        if not _takes_checkpoints(output):
+            raise UsageError("--mirror copies checkpoints, and none is taken; type --checkpoint-every as well")
     if launch.several_hosts and has_server:
         token_of(output)
-        if output.mirror is not None and not _takes_checkpoints(output):
-            raise UsageError("--mirror copies checkpoints, and none is taken; type --checkpoint-every as well")
         return
-    for name in ("token_file", "trust_network", "worker_deadline", "mirror"):
+    for name in ("token_file", "trust_network", "worker_deadline"):
         if getattr(output, name):
             raise UsageError(f"{flag_of(name)} is for --mode async on several hosts of torchrun; drop it")
 

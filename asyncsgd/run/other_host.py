@@ -4,6 +4,7 @@ asynchronous run, which starts workers. Each other host has the same run as rank
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -108,10 +109,7 @@ def follow_leader(
         member = _member(run, this_host, token_of(run.output))
         notice = member.wait_for_begin()
         try:
-            if run.output.mirror not in (None, notice.mirror):
-                raise RunError(
-                    f"it was started with another --mirror than {notice.mirror}; type the same on every host"
-                )
+            _check_same_mirror(run, notice)
             run = as_led(run, notice.settings, typed)
             places = member.fetch_folders(notice.folders, run.cache, say)
             run = prepared_as(run, notice, places)
@@ -165,20 +163,27 @@ def _left_here(keeper: Keeper, goes_on: Callable[[Path], str]) -> str:
     )
 
 
-def follow(run: Run, launch: Launch, typed: Collection[str] = frozenset()) -> NoReturn:
+def follow(
+    run: Run, launch: Launch, *, goes_on: Callable[[Path], str], typed: Collection[str] = frozenset()
+) -> NoReturn:
     """Be a rank other than 0 of ranks in step: wait for what rank 0 has prepared, do its part, and end the process.
 
     Args:
         run: as this rank has understood it; not prepared.
+        goes_on: as in `follow_leader`.
         typed: see `as_led`.
     """
     end_with_launcher(leads=False)
     board = World.of_torchrun()
     places: Mapping[str, str] = {}
+    keeper = None
+    left = None
     if launch.several_hosts and launch.rank != launch.local_rank:
-        here = _told_on_this_host(run, launch, board, typed)
+        here, keeper = _told_on_this_host(run, launch, board, typed)
         run = as_led(run, here.settings, typed)
         places = here.places
+        if launch.local_rank == 0:
+            left = functools.partial(_left_of_ranks_in_step, ThisHost.of_torchrun(launch), keeper, goes_on)
     try:
         notice = msgspec.json.decode(board.get("run"), type=Notice)
         task = with_found(run.task, notice.found)
@@ -190,31 +195,53 @@ def follow(run: Run, launch: Launch, typed: Collection[str] = frozenset()) -> No
     if notice.resume is not None:
         folder, checkpoint = notice.resume
         resume = (Path(places.get(folder, folder)), checkpoint)
-    serve_rank(run.at(board.rank), resume, board)
+    serve_rank(run.at(board.rank), resume, board, keeper=keeper, left=left)
 
 
-def _told_on_this_host(run: Run, launch: Launch, board: World, typed: Collection[str]) -> Here:
+def _left_of_ranks_in_step(this_host: ThisHost, keeper: Keeper | None, goes_on: Callable[[Path], str]) -> str:
+    """What another host than that of rank 0 says where contact is lost."""
+    left = _LEFT_THERE if keeper is None else _left_here(keeper, goes_on)
+    return f"host {this_host.number}: a rank is gone, and with it the run that {this_host.leader} leads; {left}"
+
+
+def _told_on_this_host(run: Run, launch: Launch, board: World, typed: Collection[str]) -> tuple[Here, Keeper | None]:
     """What the ranks of another host than that of rank 0 have to know. Its first rank hears it from rank 0, sees to it
-    that the folders that rank 0 has prepared are there, and tells the others.
+    that the folders that rank 0 has prepared are there, and tells the others. It also keeps the copies of a mirror.
 
     Raises:
         RunError: if rank 0 is gone, or this host has another run.
     """
     this_host = ThisHost.of_torchrun(launch)
     name = f"folders on host {this_host.number}"
+    keeper = None
     if launch.local_rank == 0:
         _introduce(this_host, "rank")
         member = _member(run, this_host, TRUSTED)
         notice = member.wait_for_begin()
         try:
+            _check_same_mirror(run, notice)
             as_led(run, notice.settings, typed)
             places = member.fetch_folders(notice.folders, run.cache, say)
+            if notice.mirror == this_host.number:
+                keeper = _keeper_of(run, member, Received(notice.found, places))
         except (RunError, UsageError, OSError, ValueError) as error:
             member.answer(Refused(str(error)))
             raise RunError(str(error)) from error
         board.put(name, msgspec.json.encode(Here(notice.settings, places)))
         member.answer(Prepared())
-    return msgspec.json.decode(board.get(name), type=Here)
+        if keeper is not None:
+            keeper.start()
+    return msgspec.json.decode(board.get(name), type=Here), keeper
+
+
+def _check_same_mirror(run: Run, notice: Begin) -> None:
+    """Refuse a host that was told of another mirror than rank 0.
+
+    Raises:
+        RunError: with what to type.
+    """
+    if run.output.mirror not in (None, notice.mirror):
+        raise RunError(f"it was started with another --mirror than {notice.mirror}; type the same on every host")
 
 
 def _introduce(this_host: ThisHost, what: str) -> None:

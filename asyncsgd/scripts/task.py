@@ -66,6 +66,10 @@ class TaskScript:
         if not launch.is_needed(has_server=kind.has_server):
             return 0
         model = getattr(settings.task, "model_name", None)
+
+        def goes_on(folder: Path) -> str:
+            return f"{typed.line} --resume {shlex.quote(str(folder))}"
+
         context = None
         if kind.has_server and (launch.is_elastic or launch.leads_host):
             from asyncsgd.run.run import run_of
@@ -80,9 +84,6 @@ class TaskScript:
             if launch.leads_host:
                 from asyncsgd.run.other_host import follow_leader
 
-                def goes_on(folder: Path) -> str:
-                    return f"{typed.line} --resume {shlex.quote(str(folder))}"
-
                 follow_leader(here, launch, context, goes_on=goes_on, typed=parsed.given)
         if not launch.leads:
             for number in (signal.SIGINT, signal.SIGHUP):
@@ -92,7 +93,7 @@ class TaskScript:
             from asyncsgd.run.other_host import follow
             from asyncsgd.run.run import run_of
 
-            follow(run_of(self.name, settings), launch, parsed.given)
+            follow(run_of(self.name, settings), launch, goes_on=goes_on, typed=parsed.given)
         announce(settings, launch)
         if context is None and not kind.in_one_process and launch.starts_workers(has_server=kind.has_server):
             context = fork_server(model, *kind.preload, *self.kind.preload)  # its imports and ours go on side by side

@@ -331,7 +331,7 @@ class Output:
     )
     mirror: int | None = setting(
         None,
-        "host that gets a copy of each checkpoint, by torchrun's --node-rank; mode async on several hosts only",
+        "host that gets a copy of each checkpoint, by torchrun's --node-rank; several hosts only",
         unset="no host",
         at_least=1,
     )
