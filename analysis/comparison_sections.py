@@ -256,6 +256,6 @@ def addition_of(found: Comparisons, parts: list[TablePart]) -> Addition:
         sections=tuple(sections),
         headlines=(headline,),
         warnings=warnings,
-        first=first.pictures,
+        top_pictures=first.pictures,
         tests=table(first.frame, first.title, first.notes),
     )

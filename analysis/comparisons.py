@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from pandas import DataFrame
@@ -19,7 +19,7 @@ from analysis.curves import reached, unit_of
 from analysis.gate import MAX_OTHER_LOAD, compare_arms, settings_that_differ
 from analysis.measure import Measure
 from analysis.read import read as read_study
-from analysis.runs import rows_with
+from analysis.runs import Columns, rows_with
 from analysis.stats import Interval, t_interval
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import FINISHED, read_json
@@ -30,6 +30,8 @@ REPORTS_THAT_JUDGE = ("language_model", "parallelism", "speed_ladder")
 """Special reports whose verdicts replace those of the page; `analysis.special` has all special reports."""
 DEFAULT_REPORT = "language_model"
 """The special report of a study whose config has models and names no report."""
+Declared: TypeAlias = Mapping[str, Any]
+"""What the config says of a comparison, of one of its arms, or of the grid."""
 COSTS = (
     "computing",
     "waiting",
@@ -214,14 +216,8 @@ def of_arm(runs: DataFrame, comparison: str, model: str, arm: str) -> DataFrame:
     return own.set_index("seed", drop=False).sort_index()
 
 
-def _rows_of_comparison(
-    runs: DataFrame, name: str, declared: Mapping[str, Any], models: list[str]
-) -> list[dict[str, Any]]:
-    """The rows of one comparison, their p corrected for all of its arms whose differences vary.
-
-    Args:
-        declared: what the config says of the comparison.
-    """
+def _rows_of_comparison(runs: DataFrame, name: str, declared: Declared, models: list[str]) -> list[Columns]:
+    """The rows of one comparison, their p corrected for all of its arms whose differences vary."""
     rows = []
     judged_rows = []
     questions = []
@@ -250,10 +246,10 @@ def _rows_of_comparison(
     return rows
 
 
-def _without_reference(own: DataFrame, declared: Mapping[str, Any]) -> dict[str, Any]:
+def _without_reference(own: DataFrame, declared: Declared) -> Columns:
     """The cells of an arm that do not depend on the runs of its reference."""
     alive = own[~own["diverged"]]
-    row: dict[str, Any] = {}
+    row: Columns = {}
     row["reference"] = declared["reference"]
     row["word"] = ""
     row["margin"] = float(declared["margin"])
@@ -267,7 +263,7 @@ def _without_reference(own: DataFrame, declared: Mapping[str, Any]) -> dict[str,
     return row | _costs(alive)
 
 
-def _judge(rows: list[dict[str, Any]], questions: list[QuestionRow]) -> None:
+def _judge(rows: list[Columns], questions: list[QuestionRow]) -> None:
     """Answer the questions of the arms of one comparison, which are a family, in their rows."""
     if not rows:
         return
@@ -279,18 +275,18 @@ def _judge(rows: list[dict[str, Any]], questions: list[QuestionRow]) -> None:
             row["about_margin"] = refused or margin_in_words(judged, row["reference"])
 
 
-def _allowed_differences(arms: Mapping[str, Mapping[str, Any]], ours: str, theirs: str) -> set[str]:
+def _allowed_differences(arms: Mapping[str, Declared], ours: str, theirs: str) -> set[str]:
     """The settings in which the config has two arms differ."""
     return settings_that_differ(_with_underscores(arms[ours]), _with_underscores(arms[theirs]))
 
 
-def _with_underscores(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _with_underscores(settings: Declared) -> Columns:
     return {key.replace("-", "_"): value for key, value in settings.items()}
 
 
 def _beside_reference(
-    ours: DataFrame, theirs: DataFrame, allowed_differences: set[str], declared: Mapping[str, Any]
-) -> tuple[dict[str, Any], QuestionRow | None]:
+    ours: DataFrame, theirs: DataFrame, allowed_differences: set[str], declared: Declared
+) -> tuple[Columns, QuestionRow | None]:
     """The cells of an arm beside its reference, and what is asked of their losses, where anything is.
 
     Where their runs are not comparable, the reason is the only cell.
@@ -336,12 +332,8 @@ def _costs(runs: DataFrame) -> dict[str, float]:
     return {name: float(table[name].mean()) for name in COSTS}
 
 
-def _grid(runs: DataFrame, measure: Measure, declared: Mapping[str, Any], models: list[str]) -> list[dict[str, Any]]:
-    """A row for each point of the grid that has a run.
-
-    Args:
-        declared: what the config says of the grid.
-    """
+def _grid(runs: DataFrame, measure: Measure, declared: Declared, models: list[str]) -> list[Columns]:
+    """A row for each point of the grid that has a run."""
     rows = []
     first_points: dict[tuple[str, int], DataFrame] = {}
     points = itertools.product(models, declared["learning_rate"], declared["batch_size"], declared["seq_len"])
@@ -360,7 +352,7 @@ def _grid(runs: DataFrame, measure: Measure, declared: Mapping[str, Any], models
     return rows
 
 
-def _at_threshold(own: DataFrame, measure: Measure, threshold: float) -> dict[str, Any]:
+def _at_threshold(own: DataFrame, measure: Measure, threshold: float) -> Columns:
     """What the runs of a point of the grid measured; those that diverged reached nothing."""
     alive = own[~own["diverged"]]
     times = []

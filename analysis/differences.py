@@ -17,6 +17,7 @@ from analysis.curves import unit_of
 from analysis.measure import Measure, values_of
 from analysis.pairs import Pairs, TwoArms, pair_of
 from analysis.questions import Plan
+from analysis.runs import Columns
 from analysis.stats import Array
 from asyncsgd.studies.config import Difference
 
@@ -123,7 +124,7 @@ def _question(runs: DataFrame, measure: Measure, plan: Plan, four: FourArms) -> 
     return QuestionRow(**columns, between=losses.get("between", ""))
 
 
-def _limits(ours: Pairs, theirs: Pairs) -> dict[str, Any]:
+def _limits(ours: Pairs, theirs: Pairs) -> Columns:
     """The unit, and what limits either of two pairs, each once."""
     left_out = [side.left_out for side in (ours, theirs) if side.left_out]
     return {
@@ -140,7 +141,7 @@ def _by_seed(pairs: Pairs, values: Array) -> dict[float, Array]:
     return dict(zip(seeds, values, strict=True))
 
 
-def _names(arms: FourArms) -> dict[str, Any]:
+def _names(arms: FourArms) -> Columns:
     return {
         "treatment": f"{arms.changed} - {arms.unchanged}",
         "reference": f"{arms.other} - {arms.other_unchanged}",

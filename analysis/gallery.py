@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from matplotlib.figure import Figure
 
 from analysis import plots, tables
+from analysis.forest import MAX_ROWS, draw_forest
 from analysis.questions import BASELINE, conditions, labels
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import EVENTS, read_events
@@ -69,15 +70,15 @@ def forest(study: Study) -> Iterator[Picture]:
     if not len(tests):
         return
     pairs = len(tests[["treatment", "reference"]].drop_duplicates())
-    figure, axes = plots.figure(4.9, 0.9 + 0.27 * min(pairs, plots.MAX_FOREST_ROWS), columns=2)
-    about = plots.forest(tests, labels(study.arms), axes)
+    figure, axes = plots.figure(4.9, 0.9 + 0.27 * min(pairs, MAX_ROWS), columns=2)
+    about = draw_forest(tests, labels(study.arms), axes)
     caption = "Bars: what the test does not reject."
     if (tests["family"] == "primary").any():
         caption = f"Squares in colour: registered; grey: not. {caption}"
     if tests.loc[tests["endpoint"].str.startswith("loss"), "margin"].notna().any():
         caption += " Shaded: the margin."
-    if pairs > plots.MAX_FOREST_ROWS:
-        caption += f" The first {plots.MAX_FOREST_ROWS} of {pairs}."
+    if pairs > MAX_ROWS:
+        caption += f" The first {MAX_ROWS} of {pairs}."
     title = "Left of the dashed line the treatment is sooner, or its loss is lower"
     yield Picture("forest", title, figure, caption, about)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from pandas import DataFrame
@@ -15,7 +14,7 @@ from analysis.curves import unit_of
 from analysis.measure import Measure, unit_of_seconds, values_of
 from analysis.pairs import Pairs
 from analysis.questions import BASELINE, TIMES, Plan, is_primary
-from analysis.runs import Note
+from analysis.runs import Columns, Note
 from analysis.scores import scores_of
 
 TO_THE_TARGET = ("time_to_target", "target_reached")
@@ -112,7 +111,7 @@ def _speedup_in_words(ratio: stats.Interval) -> str:
 
 def _questions_of_pairs(pairs: Pairs, measure: Measure, arms: DataFrame, plan: Plan) -> list[QuestionRow]:
     """The questions that are asked of the pairs of two arms; of a control arm, on losses at equal samples alone."""
-    values: dict[str, dict[str, Any]] = {}
+    values: dict[str, Columns] = {}
     target_notes: tuple[Note, ...] = ()
     target, is_declared = target_of(pairs, measure, plan)
     if target is not None and not pairs.control:
@@ -146,7 +145,7 @@ def _questions_of_pairs(pairs: Pairs, measure: Measure, arms: DataFrame, plan: P
     return rows
 
 
-def _values_at_target(pairs: Pairs, measure: Measure, target: float) -> dict[str, dict[str, Any]]:
+def _values_at_target(pairs: Pairs, measure: Measure, target: float) -> dict[str, Columns]:
     """Endpoint -> its columns: the seconds to the target and, where all runs had one budget, whether it was reached."""
     times = measure.times(pairs, target) | {"target": target}
     if not times.get("common"):
@@ -159,7 +158,7 @@ def _values_at_target(pairs: Pairs, measure: Measure, target: float) -> dict[str
     return {"time_to_target": times, "target_reached": reached}
 
 
-def _question(plan: Plan, arms: DataFrame, columns: dict[str, Any], afterwards: tuple[Note, ...] = ()) -> QuestionRow:
+def _question(plan: Plan, arms: DataFrame, columns: Columns, afterwards: tuple[Note, ...] = ()) -> QuestionRow:
     """A question without its answer.
 
     Args:

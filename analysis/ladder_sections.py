@@ -431,7 +431,7 @@ def addition_of(found: Ladders) -> pages.Addition:
         sections=tuple(sections),
         headlines=tuple((line, (f"{machine_of(found)}.",)) for line in headlines(found)),
         warnings=tuple(warnings(found)),
-        first=(picture(found.ladders[0]),),
+        top_pictures=(picture(found.ladders[0]),),
         tests=pages.table(publication_table(found), "Before and after", (FOR_PUBLICATION,)),
         counts=seeds(found.num_seeds),
     )

@@ -21,7 +21,7 @@ from analysis.curves import (
     until_shared,
 )
 from analysis.pairs import Pairs
-from analysis.runs import Note
+from analysis.runs import Columns, Note
 from analysis.stats import Array, Numbers
 
 BY_RANKS = Note("a diverged run is worse than any other, so the pairs are compared by ranks")
@@ -36,7 +36,7 @@ NEVER = (math.inf, math.inf)
 """The ends of what never came: a time of a run that missed its target, a loss of one that diverged."""
 
 
-def values_of(ours: Numbers, theirs: Numbers, seeds: list[Any], **limits: Any) -> dict[str, Any]:
+def values_of(ours: Numbers, theirs: Numbers, seeds: list[Any], **limits: Any) -> Columns:
     """Fields of a `QuestionRow`: the values of an endpoint in each pair, inf of a run that diverged.
 
     Args:
@@ -121,7 +121,7 @@ class Measure:
         losses = self.curve(run, "samples")[1]
         return not len(losses) or bool(losses[-1] > losses[0])
 
-    def losses(self, pairs: Pairs, x: str) -> dict[str, Any]:
+    def losses(self, pairs: Pairs, x: str) -> Columns:
         """Losses at the samples that all runs reached, or at the seconds that both runs of a pair did."""
         run_pairs = pairs.run_pairs if x == "samples" else _timed_pairs(pairs)
         seeds = [ours.seed for ours, _ in run_pairs]
@@ -154,7 +154,7 @@ class Measure:
             notes.append(BY_RANKS)
         references = [run for _, run in run_pairs if run.run in curves]
         gained = self._gained(references, values[:, 1].mean(axis=1))
-        limits: dict[str, Any] = {"notes": tuple(notes), "gained": gained}
+        limits: Columns = {"notes": tuple(notes), "gained": gained}
         with_gap = [run for run in alive if losses[run.run][0] != losses[run.run][1]]
         if with_gap:
             gap = self._widest_gap(with_gap, x, pairs.clock)
@@ -211,7 +211,7 @@ class Measure:
                 return f"refused: {run.run} ended at {end:g} of the {planned[run.arm]:g} samples of its arm"
         return ""
 
-    def times(self, pairs: Pairs, target: float) -> dict[str, Any]:
+    def times(self, pairs: Pairs, target: float) -> Columns:
         """Seconds to the target, capped at the budget: the second up to which every run was watched."""
         run_pairs = _timed_pairs(pairs)
         if not run_pairs:
@@ -230,7 +230,7 @@ class Measure:
         is_later = np.isfinite(times) & ~is_in_time
         notes = [Note(f"{kind} {budget_in_words}", "budget"), *self._notes_on_risen(run_pairs, is_in_time, target)]
         capped = np.minimum(brackets, budget)
-        limits: dict[str, Any] = {
+        limits: Columns = {
             "longest": max(ends.values()),
             "brackets": brackets,
             "reached": tuple(is_in_time.sum(axis=0).tolist()),

@@ -13,7 +13,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 import jinja2
@@ -31,9 +31,24 @@ if TYPE_CHECKING:
     from analysis.load import Study
 
 TONES = {"better": "good", "worse": "bad", "equivalent": "same", "different but negligible": "same"}
-MOST_TESTS = 6
-FIRST = ("treatment", "reference", "endpoint", "family", "n", "difference", "times_sooner", "p_holm", "margin", "word")
-"""Columns of the tests that stand above the fold."""
+MAX_TOP_TESTS = 6
+TOP_COLUMNS = (
+    "treatment",
+    "reference",
+    "endpoint",
+    "family",
+    "n",
+    "difference",
+    "times_sooner",
+    "p_holm",
+    "margin",
+    "word",
+)
+"""Columns of the table of tests on top of the page."""
+
+
+Table: TypeAlias = dict[str, Any]
+"""A table as the template takes it; `table` makes it."""
 
 
 class Drawing(NamedTuple):
@@ -51,7 +66,7 @@ class Section(NamedTuple):
     key: str
     title: str
     pictures: tuple[Drawing, ...] = ()
-    tables: tuple[dict[str, Any], ...] = ()
+    tables: tuple[Table, ...] = ()
     lead: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
 
@@ -63,9 +78,9 @@ class Addition(NamedTuple):
     headlines: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Sentences, each with its small type."""
     warnings: tuple[str, ...] = ()
-    first: tuple[Drawing, ...] = ()
-    """Pictures that stand on top."""
-    tests: dict[str, Any] | None = None
+    top_pictures: tuple[Drawing, ...] = ()
+    """Pictures for the top of the page."""
+    tests: Table | None = None
     """A table of tests. If it is given, it stands in place of the page's own tests and verdicts."""
     counts: str = ""
     """How much was measured; empty: what the page says of test runs."""
@@ -79,11 +94,11 @@ class Page(NamedTuple):
     headlines: Sequence[tuple[str, tuple[str, ...]]]
     """Sentence and small type."""
     warnings: Sequence[str]
-    first: tuple[Drawing, ...]
-    tests: dict[str, Any] | None
+    top_pictures: tuple[Drawing, ...]
+    tests: Table | None
     sections: Sequence[Section]
     footer: str
-    marks: Sequence[str] = ("measured clock",)
+    badges: Sequence[str] = ("measured clock",)
     more: str = ""
     """What stands below the tests."""
     checks: Sequence[dict[str, str]] = ()
@@ -134,7 +149,7 @@ def drawing(picture: gallery.Picture) -> Drawing:
 
 def table(
     frame: DataFrame, title: str = "", notes: Sequence[str] = (), links: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+) -> Table:
     """A DataFrame for the template."""
     shown = tables.text(frame)
     numeric = set()
@@ -156,7 +171,11 @@ def _is_number(value: Any) -> bool:
 
 
 def page(study: Study, out: Path) -> Page:
-    """Arrange a study for the template; `out` is the file that the page will be, to which links are relative."""
+    """Arrange a study for the template.
+
+    Args:
+        out: the file that the page will be. Links are relative to its folder.
+    """
     used = tables.tested(study.runs)
     made = study.made_tables()
     warnings = []
@@ -178,12 +197,12 @@ def page(study: Study, out: Path) -> Page:
         counts=re.sub(r"\b1 (arm|test run|seed)s", r"1 \1", counts),
         headlines=_headlines(study),
         warnings=warnings,
-        first=_first_pictures(study),
-        tests=_first_tests(tests),
+        top_pictures=_top_pictures(study),
+        tests=_top_tests(tests),
         sections=_sections(study, made, out),
         footer="Made by python -m analysis report. One file, no scripts, nothing is loaded.",
-        marks=_marks(used),
-        more=other_tests(len(study.tests) - MOST_TESTS),
+        badges=_badges(used),
+        more=other_tests(len(study.tests) - MAX_TOP_TESTS),
         checks=checks,
     )
 
@@ -199,7 +218,7 @@ def other_tests(number: int) -> str:
     return f"{number} more tests are in Table 2." if number > 0 else ""
 
 
-def _first_pictures(study: Study) -> tuple[Drawing, ...]:
+def _top_pictures(study: Study) -> tuple[Drawing, ...]:
     """The forest, and the curves of the first comparison."""
     pictures = list(gallery.forest(study))
     groups = gallery.groups_of(study)
@@ -208,24 +227,24 @@ def _first_pictures(study: Study) -> tuple[Drawing, ...]:
     return tuple(map(drawing, pictures))
 
 
-def _first_tests(tests: DataFrame) -> dict[str, Any] | None:
-    """The tests that stand above the fold, without a column of times where there are none."""
+def _top_tests(tests: DataFrame) -> Table | None:
+    """The first tests, on top of the page, without a column of times where there are none."""
     if tests.empty:
         return None
-    shown = tests.head(MOST_TESTS)[list(FIRST)]
+    shown = tests.head(MAX_TOP_TESTS)[list(TOP_COLUMNS)]
     if all(math.isnan(ratio.estimate) for ratio in shown["times_sooner"]):
         return table(shown.drop(columns="times_sooner"))
     return table(shown, notes=(ABOUT_TIMES,))
 
 
-def _marks(used: DataFrame) -> list[str]:
+def _badges(used: DataFrame) -> list[str]:
     """The clocks of the runs that are tested, and whether they began from random parameters."""
-    marks = []
+    badges = []
     for clock in sorted(used["clock"].unique()):
-        marks.append("simulated clock" if clock == "virtual" else "measured clock")
+        badges.append("simulated clock" if clock == "virtual" else "measured clock")
     if used["from_scratch"].any():
-        marks.append(FROM_SCRATCH)
-    return marks
+        badges.append(FROM_SCRATCH)
+    return badges
 
 
 def _sections(study: Study, made: Mapping[str, tuple[str, DataFrame]], out: Path) -> list[Section]:

@@ -14,7 +14,7 @@ from pandas import DataFrame, Series
 from analysis.gate import MENTIONED
 from analysis.meanings import asked_of, asked_or_default, meanings_in_runs, means_the_same
 from analysis.questions import BASELINE, Plan
-from analysis.runs import each
+from analysis.runs import Columns, each
 from asyncsgd.studies.arms import differing, resolve
 from asyncsgd.studies.runs import PlannedRun
 from asyncsgd.tasks import TASKS
@@ -62,12 +62,12 @@ PLAN_WINS = ("stage", "arm", "seed", "replicate", "trial", "parent", "finetune_s
 """Columns that say where a run belongs. Where plan and run disagree the plan's value is kept."""
 
 
-def columns_of_missing(path: Path) -> dict[str, Any]:
+def columns_of_missing(path: Path) -> Columns:
     """The columns of a run that is planned and has no folder."""
     return {"path": path, "status": MISSING, "settings": {}, "details": {}, "left_out": "planned, and no folder there"}
 
 
-def columns_of_plan(entry: PlannedRun, plan: Plan) -> dict[str, Any]:
+def columns_of_plan(entry: PlannedRun, plan: Plan) -> Columns:
     """The columns of a run that its plan gives. Workers, clock and speeds only fill what the run does not say."""
     columns = {key: getattr(entry, key) for key in PLAN_WINS if key != "algorithm"}
     arm = plan.arms.get(entry.arm)
@@ -82,7 +82,7 @@ def columns_of_plan(entry: PlannedRun, plan: Plan) -> dict[str, Any]:
     return columns
 
 
-def as_misplaced(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+def as_misplaced(row: Columns, plan: Plan) -> Columns:
     """The columns that mark a run as `MISPLACED` if its settings are not the planned ones; otherwise its notes.
 
     A setting that the run does not record is no difference. A difference that changes no loss becomes a note.
@@ -136,7 +136,7 @@ def _unlike_plan(
             yield key, f"{key} {value}, not {planned_value}"
 
 
-def _planned_settings(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+def _planned_settings(row: Columns, plan: Plan) -> dict[str, Any]:
     """What the plan of an older version says of a run: its seed and its arm's settings, with those that were tuned."""
     name = row["arm"]
     if row["stage"] in WITHOUT_ARM:
@@ -151,12 +151,12 @@ def _planned_settings(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     return {"seed": row["seed"], **resolve(settings)}
 
 
-def _another_run(why: str) -> dict[str, Any]:
+def _another_run(why: str) -> Columns:
     left_out = f"its folder holds another run: {why}"
     return {"status": MISPLACED, "usable": False, "diverged": False, "left_out": left_out}
 
 
-def as_wrong_parent(row: Mapping[str, Any], parent: Mapping[str, Any] | None) -> dict[str, Any]:
+def as_wrong_parent(row: Columns, parent: Columns | None) -> Columns:
     """The columns that mark a fine-tuning as `MISPLACED` if it began from another run than the planned one.
 
     Args:
@@ -176,7 +176,7 @@ def as_wrong_parent(row: Mapping[str, Any], parent: Mapping[str, Any] | None) ->
     return {}
 
 
-def columns_of_folder_name(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
+def columns_of_folder_name(name: str, row: Columns) -> Columns:
     """The columns of a run without a plan, by the name of its folder; any other folder holds a loose test run."""
     found = STUDY_FOLDER.search(name)
     if not found:

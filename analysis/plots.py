@@ -6,9 +6,9 @@ An algorithm has one colour, one marker and one dash everywhere, which stay apar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import matplotlib
 import numpy as np
@@ -16,7 +16,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import LogFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import LogFormatter, MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 from pandas import DataFrame
 from scipy import stats as scipy_stats
@@ -28,13 +28,9 @@ from analysis.stats import Interval, t_interval
 FIXED = ("single", "sync", "async", "hogwild", "ringmaster", "m_sync", "rennala", "pipeline")
 MARKERS = "osD^vP*X<>"
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
-TONES = {"better": "#0a7d57", "worse": "#c0400c", "equivalent": "#0b6cae", "different but negligible": "#0b6cae"}
 MUTED = "#78828c"
 """Readable on white and on black."""
 MAX_LINE_POINTS = 200
-MAX_FOREST_ROWS = 24
-OPEN_END_FACTOR = 8
-"""How many times a ratio an interval without an end is drawn to."""
 DASHED: dict[str, Any] = {"color": MUTED, "linewidth": 0.9, "linestyle": "--"}
 STYLE = {
     **sns.axes_style("ticks", {"grid.color": MUTED, "axes.grid": True, "axes.edgecolor": MUTED}),
@@ -67,6 +63,12 @@ class ArmStyle(NamedTuple):
     def band(self, axes: Axes, x: Any, low: Any, high: Any, **options: Any) -> None:
         style = {"color": self.colour, "alpha": 0.16, "linewidth": 0}
         axes.fill_between(x, low, high, **style, **options)
+
+
+Styles: TypeAlias = Mapping[str, ArmStyle]
+"""Arm or algorithm -> how it is drawn."""
+Labels: TypeAlias = Mapping[str, str]
+"""Arm -> what it is called in a picture."""
 
 
 def arm_styles(arms: DataFrame) -> dict[str, ArmStyle]:
@@ -110,146 +112,12 @@ def figure(width: float = 4.9, height: float = 3.1, columns: int = 1) -> tuple[F
         return drawn, axes
 
 
-def forest(tests: DataFrame, labels: Mapping[str, str], axes: Iterable[Axes]) -> str:
-    """Every comparison as a point with its interval, in the colour of its word: time ratio left, loss right."""
-    left, right = axes
-    arms = tests[["treatment", "reference"]].drop_duplicates()
-    arms = arms.head(MAX_FOREST_ROWS)
-    pairs = list(arms.itertuples(index=False, name=None))
-    times = tests[tests["endpoint"] == "time_to_target"]
-    losses = tests[tests["endpoint"].str.startswith("loss")]
-    first_endpoint = losses["endpoint"].head(1)
-    losses = losses[losses["endpoint"].isin(first_endpoint)]
-    sentences = _ratios(times, pairs, labels, left)
-    sentences += _differences(losses, pairs, labels, right)
-    names = []
-    for treatment, reference in pairs:
-        ours = labels.get(treatment, treatment)
-        theirs = labels.get(reference, reference)
-        names.append(_versus(ours, theirs))
-    left.set_yticks(range(len(pairs)), names)
-    right.set_yticks(range(len(pairs)), [""] * len(pairs))
-    return "; ".join(sentences)
-
-
-def _versus(ours: str, theirs: str) -> str:
-    """
-    >>> _versus("async, 4 workers, measured", "sync, 4 workers, measured")
-    'async vs sync, 4 workers, measured'
-    """
-    name, _, where = ours.partition(", ")
-    other, _, there = theirs.partition(", ")
-    if where != there:
-        return f"{ours} vs {theirs}"
-    if not where:
-        return f"{name} vs {other}"
-    return f"{name} vs {other}, {where}"
-
-
-def _ratios(tests: DataFrame, pairs: Sequence[Any], labels: Mapping[str, str], axes: Axes) -> list[str]:
-    """The left half of a forest: how many times sooner the treatment was at the target than the reference.
-
-    The axis falls, so that the treatment is better on the left, as in the right half.
-    """
-    sentences = []
-    for row in tests.itertuples():
-        if (row.treatment, row.reference) not in pairs:
-            continue
-        row_number = pairs.index((row.treatment, row.reference))
-        sentence = _annotate_word(row, row_number, labels, axes)
-        if not math.isnan(row.ratio):
-            # an open end lies so far that it is seen to be one
-            low, high = np.clip(
-                (row.ratio_low, row.ratio_high), row.ratio / OPEN_END_FACTOR, row.ratio * OPEN_END_FACTOR
-            )
-            _point(row, row_number, (row.ratio, low, high), axes)
-            sentence += f", the reference's time is {row.ratio:.3g} times its own"
-        sentences.append(sentence)
-    _rows(axes, len(pairs), no_difference=1.0)
-    axes.set_xscale("log")
-    first, last = axes.get_xlim()
-    if last < 5 * first:  # too near for two of 1, 2, 5
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-    else:
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_locator(NullLocator())  # labels of more ticks would touch
-    axes.invert_xaxis()
-    axes.set_xlabel("times sooner at the target: the reference's time / its own")
-    return sentences
-
-
-def _differences(tests: DataFrame, pairs: Sequence[Any], labels: Mapping[str, str], axes: Axes) -> list[str]:
-    """The right half of a forest: the loss less the reference's, with the margin shaded."""
-    sentences = []
-    for row in tests.itertuples():
-        if (row.treatment, row.reference) not in pairs:
-            continue
-        row_number = pairs.index((row.treatment, row.reference))
-        sentence = _annotate_word(row, row_number, labels, axes)
-        if not math.isnan(row.estimate):
-            _point(row, row_number, (row.estimate, row.low, row.high), axes)
-            sentence += f", {row.estimate:+.3g} {row.unit}"
-        sentences.append(sentence)
-    if tests["margin"].notna().any():
-        margin = tests["margin"].max()
-        axes.axvspan(-margin, margin, color="#0b6cae", alpha=0.12, linewidth=0)
-    _rows(axes, len(pairs), no_difference=0.0)
-    endpoint = next(iter(tests["endpoint"]), "loss")
-    axes.set_xlabel(f"{endpoint.replace('_', ' ')} - the reference's")
-    axes.locator_params(axis="x", nbins=5)
-    return sentences
-
-
-def _tone(row: Any) -> str:
-    """The colour of a comparison: that of its word where it was registered."""
-    if row.family != "primary":
-        return MUTED
-    return TONES.get(row.word, MUTED)
-
-
-def _annotate_word(row: Any, row_number: int, labels: Mapping[str, str], axes: Axes) -> str:
-    """Write the word of a comparison next to its row of a forest.
-
-    Returns:
-        The beginning of the sentence on the comparison.
-    """
-    style: dict[str, Any] = {"fontsize": 8, "color": _tone(row), "va": "center"}
-    at_the_edge: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "annotation_clip": False}
-    axes.annotate(f" {row.word}", (1.0, row_number), **style, **at_the_edge)
-    name = labels.get(row.treatment, row.treatment)
-    endpoint = row.endpoint.replace("_", " ")
-    return f"{name}, {endpoint}: {row.word}"
-
-
-def _point(row: Any, row_number: int, interval: tuple[float, float, float], axes: Axes) -> None:
-    """Draw an estimate with its ends; what was registered is larger, and a square."""
-    estimate, low, high = interval
-    tone = _tone(row)
-    marker = "o"
-    size = 4.5
-    width = 1.2
-    if row.family == "primary":
-        marker = "s"
-        size = 5.5
-        width = 2.4
-    axes.plot([low, high], [row_number, row_number], color=tone, linewidth=width, solid_capstyle="butt")
-    axes.plot(estimate, row_number, marker, color=tone, markersize=size)
-
-
-def _rows(axes: Axes, number: int, no_difference: float) -> None:
-    """The rows of a forest, from the top, and a dashed line where both arms are alike."""
-    axes.axvline(no_difference, **DASHED)
-    axes.set_ylim(number - 0.4, -0.6)
-    axes.grid(axis="y", visible=False)
-
-
 def loss(
     axes: Axes,
     runs: DataFrame,
     curves: DataFrame,
-    styles: Mapping[str, ArmStyle],
-    labels: Mapping[str, str],
+    styles: Styles,
+    labels: Labels,
     x: str = "seconds",
     y: str = "loss",
     target: float | None = None,
@@ -303,8 +171,8 @@ def reached(
     axes: Axes,
     runs: DataFrame,
     curves: DataFrame,
-    styles: Mapping[str, ArmStyle],
-    labels: Mapping[str, str],
+    styles: Styles,
+    labels: Labels,
     target: float,
 ) -> str:
     """The share of runs that were seen at the target by a time; those that ended before it are censored there."""
@@ -351,7 +219,7 @@ def _share_reached(times: NDArray[Any], ends: NDArray[Any]) -> tuple[list[float]
 def against(
     axes: Axes,
     runs: DataFrame,
-    styles: Mapping[str, ArmStyle],
+    styles: Styles,
     x: str,
     y: str,
     *,
@@ -392,7 +260,7 @@ def logarithmic(axes: Axes, base: float = 10) -> None:
     axes.xaxis.set_minor_formatter(LogFormatter(base))
 
 
-def delays(axes: Axes, counts: Mapping[str, Mapping[int, int]], styles: Mapping[str, ArmStyle]) -> str:
+def delays(axes: Axes, counts: Mapping[str, Mapping[int, int]], styles: Styles) -> str:
     """How often a gradient was applied at each delay, in updates."""
     sentences = []
     for arm, of_arm in counts.items():
@@ -416,7 +284,7 @@ def heat(axes: Axes, counts: DataFrame) -> str:
     return "; ".join(sentences)
 
 
-def profiles(axes: Axes, found: Mapping[str, DataFrame], styles: Mapping[str, ArmStyle]) -> str:
+def profiles(axes: Axes, found: Mapping[str, DataFrame], styles: Styles) -> str:
     """The share of runs with a score above every threshold, one curve an algorithm, with its band."""
     scores = np.concatenate([steps["score"] for steps in found.values()])
     # below 0 is worse than before training, and how far below would only squeeze the rest
@@ -441,7 +309,7 @@ def profiles(axes: Axes, found: Mapping[str, DataFrame], styles: Mapping[str, Ar
     return "; ".join(found)
 
 
-def bars(axes: Axes, intervals: Mapping[str, Interval], even: float, label: str, styles: Mapping[str, ArmStyle]) -> str:
+def bars(axes: Axes, intervals: Mapping[str, Interval], even: float, label: str, styles: Styles) -> str:
     """One horizontal bar an algorithm from low to high, a line at the estimate, and a dashed one at `even`."""
     sentences = []
     for row_number, (name, interval) in enumerate(intervals.items()):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from pandas import DataFrame
@@ -27,7 +26,7 @@ from analysis.places import (
 )
 from analysis.questions import Plan, read_plan
 from analysis.run_files import CURVES, UNFINISHED, read_run, read_summary
-from analysis.runs import BOOLS, NUMBERS, OPTIONAL_BOOLS, RUNS, TEXTS
+from analysis.runs import BOOLS, NUMBERS, OPTIONAL_BOOLS, RUNS, TEXTS, Columns
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import EVENTS
 
@@ -44,7 +43,7 @@ def read(folder: Path) -> tuple[DataFrame, DataFrame, Plan]:
         UsageError: if the folder holds no run and no plan, or only folders of other studies.
     """
     plan = read_plan(folder)
-    recorded: dict[str, dict[str, Any]] = {}
+    recorded: dict[str, Columns] = {}
     curves = []
     for name, path in _folders(folder, plan).items():
         row, curve = read_run(path)
@@ -72,9 +71,7 @@ def read(folder: Path) -> tuple[DataFrame, DataFrame, Plan]:
     return runs, pd.concat(curves, ignore_index=True), plan
 
 
-def _place_as_planned(
-    row: dict[str, Any], planned_columns: Mapping[str, Any], plan: Plan, recorded: Mapping[str, Mapping[str, Any]]
-) -> None:
+def _place_as_planned(row: Columns, planned_columns: Columns, plan: Plan, recorded: Mapping[str, Columns]) -> None:
     """Give a run the columns of its plan; mark it if its folder holds another run than the planned one."""
     for key, value in planned_columns.items():
         if key in PLAN_WINS or row.get(key) in (None, ""):
@@ -137,7 +134,7 @@ def rows_of(paths: Mapping[str, Path]) -> DataFrame:
     return _table(rows)
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> DataFrame:
+def _table(rows: Sequence[Columns]) -> DataFrame:
     runs = DataFrame(rows, columns=RUNS).set_index("run", drop=False)
     runs.index.name = None
     for name in NUMBERS:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pandas import DataFrame
 
 from analysis.meanings import asked_of
 from analysis.places import UNREADABLE
-from analysis.runs import NUMBERS, TEXTS
+from analysis.runs import NUMBERS, TEXTS, Columns
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import (
     DIVERGED,
@@ -60,11 +60,13 @@ SUMMARY_KEYS = {
 CURVES = ["run", "updates", "samples", "seconds", "loss"]
 """The columns of `curves`, which has a column ``metric.NAME`` besides for every metric of the task."""
 UNFINISHED = "UNFINISHED"
+Summary: TypeAlias = dict[str, Any]
+"""What summary.json holds."""
 
 
-def read_run(path: Path) -> tuple[dict[str, Any], DataFrame]:
+def read_run(path: Path) -> tuple[Columns, DataFrame]:
     """The row of one run folder, without its place in a study, and its curve."""
-    row: dict[str, Any] = {"path": path, "asked": {}, "settings": {}, "details": {}}
+    row: Columns = {"path": path, "asked": {}, "settings": {}, "details": {}}
     no_curve = DataFrame(columns=CURVES[1:], dtype=float)
     try:
         curve = _fill(row, path, no_curve)
@@ -81,7 +83,7 @@ DETAILS = ("metrics", "labels", "hatecheck", "undefined_scores", "parent", "eval
 """Keys of summary.json that are kept in the details of a run."""
 
 
-def _fill(row: dict[str, Any], path: Path, curve: DataFrame) -> DataFrame:
+def _fill(row: Columns, path: Path, curve: DataFrame) -> DataFrame:
     """Fill the row of a run from its files, and return its curve.
 
     What was read before a damage stays in the row.
@@ -127,7 +129,7 @@ def _fill(row: dict[str, Any], path: Path, curve: DataFrame) -> DataFrame:
     return curve
 
 
-def _set_outcome(row: dict[str, Any], curve: DataFrame) -> None:
+def _set_outcome(row: Columns, curve: DataFrame) -> None:
     """Set whether a run diverged, whether it is usable, and if not, why it is left out."""
     is_done = row["status"] == DONE
     is_evaluated = len(curve) > 0
@@ -142,7 +144,7 @@ def _set_outcome(row: dict[str, Any], curve: DataFrame) -> None:
         row["left_out"] = f"{row['status']}: {row['message'] or 'it has no evaluation'}"
 
 
-def read_summary(path: Path) -> dict[str, Any]:
+def read_summary(path: Path) -> Summary:
     """What summary.json holds; empty where there is none."""
     if not path.exists():
         return {}
@@ -153,7 +155,7 @@ def read_summary(path: Path) -> dict[str, Any]:
     return summary
 
 
-def _events(path: Path) -> tuple[DataFrame, dict[str, Any]]:
+def _events(path: Path) -> tuple[DataFrame, Columns]:
     """The curve of a run, and the columns that its records give."""
     rows: list[dict[str, float]] = []
     faults: list[str] = []
@@ -212,7 +214,7 @@ def _number(value: Any, name: str) -> float:
     return float(value)
 
 
-def _checked(row: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(row: Columns) -> Columns:
     """A row without the values that are None, in which columns hold what they should: numbers or texts.
 
     Raises:
@@ -254,7 +256,7 @@ def algorithm(mode: str, rule: str) -> str:
     return name
 
 
-def _columns_from_summary(summary: dict[str, Any], better: Mapping[str, str]) -> dict[str, Any]:
+def _columns_from_summary(summary: Summary, better: Mapping[str, str]) -> Columns:
     """The columns that summary.json gives."""
     row = {column: summary.get(key) for column, key in SUMMARY_KEYS.items()}
     mode = summary.get("mode") or ""
@@ -291,7 +293,7 @@ def _columns_from_summary(summary: dict[str, Any], better: Mapping[str, str]) ->
     return row
 
 
-def _shares_of_time(summary: dict[str, Any]) -> dict[str, float]:
+def _shares_of_time(summary: Summary) -> dict[str, float]:
     """The shares of the workers' time in which they computed, waited and communicated."""
     seconds = summary.get("seconds") or {}
     workers_time = (summary.get("train_seconds") or 0.0) * (summary.get("num_workers") or 1)
@@ -304,7 +306,7 @@ def _shares_of_time(summary: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def _memory(summary: dict[str, Any]) -> dict[str, float]:
+def _memory(summary: Summary) -> dict[str, float]:
     """The sum of the peaks of a run's processes; a peak is (bytes of the host, bytes of GPUs)."""
     memory = summary.get("memory") or {}
     if not memory:
@@ -318,7 +320,7 @@ def _memory(summary: dict[str, Any]) -> dict[str, float]:
     return {"memory_gib": memory_gib, "gpu_gib": gpu_bytes / 2**30}
 
 
-def _other_load(summary: dict[str, Any]) -> float:
+def _other_load(summary: Summary) -> float:
     """The share of the machine that other programs used or its host took."""
     load = summary.get("machine_load")
     if not load:
@@ -328,7 +330,7 @@ def _other_load(summary: dict[str, Any]) -> float:
     return float(others + stolen)
 
 
-def _columns_from_settings(path: Path) -> dict[str, Any]:
+def _columns_from_settings(path: Path) -> Columns:
     """The columns that settings.yaml gives. A killed run has no others."""
     written: dict[str, Any] = {}
     if path.is_file():
@@ -353,7 +355,7 @@ def _columns_from_settings(path: Path) -> dict[str, Any]:
     }
 
 
-def _columns_from_environment(path: Path) -> dict[str, Any]:
+def _columns_from_environment(path: Path) -> Columns:
     """The columns that environment.json gives: the machine and the code."""
     found = read_json(path) if path.is_file() else {}
     if not isinstance(found, dict):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, TypeAlias, get_type_hints
 
 from pandas import DataFrame, Series
+
+Columns: TypeAlias = dict[str, Any]
+"""Name of a column -> its value in one row. A row need not have all columns of its table."""
 
 
 class RunRow(NamedTuple):

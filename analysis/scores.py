@@ -21,7 +21,7 @@ from analysis.pairs import (
     seeds_left_out,
 )
 from analysis.questions import BASELINE, Plan
-from analysis.runs import FROM_SCRATCH, Note, rows_with
+from analysis.runs import FROM_SCRATCH, Columns, Note, rows_with
 from asyncsgd.studies.config import words_of_score
 from asyncsgd.tasks.scores import accuracy, macro_f1, matthews
 
@@ -73,7 +73,7 @@ def _without_model(runs: DataFrame) -> set[str]:
         without_model |= children
 
 
-def scores_of(runs: DataFrame, arms: DataFrame, plan: Plan) -> Iterator[dict[str, Any]]:
+def scores_of(runs: DataFrame, arms: DataFrame, plan: Plan) -> Iterator[Columns]:
     """Columns of `tests`: the score of every arm against its reference, and of the reference against no intermediate
     training.
     """
@@ -125,7 +125,7 @@ def _unlike(runs: DataFrame, arms: tuple[str, str], plan: Plan) -> tuple[str, li
     return limits_of_unlike(both, plan)
 
 
-def _columns_of_scores(tuned: DataFrame, means: DataFrame, treatment: str, reference: str) -> dict[str, Any]:
+def _columns_of_scores(tuned: DataFrame, means: DataFrame, treatment: str, reference: str) -> Columns:
     """Columns of `tests`: the scores of two arms, and what limits them."""
     arms = (treatment, reference)
     both = means[[*arms]].dropna()

@@ -68,7 +68,7 @@ def with_addition(plain: Page, added: Addition) -> Page:
             counts=added.counts or plain.counts,
             headlines=(),
             warnings=(),
-            first=(),
+            top_pictures=(),
             tests=added.tests,
             more="",
             checks=(),
@@ -77,6 +77,6 @@ def with_addition(plain: Page, added: Addition) -> Page:
     return plain._replace(
         headlines=[*plain.headlines, *added.headlines],
         warnings=[*plain.warnings, *added.warnings],
-        first=(*added.first, *plain.first),
+        top_pictures=(*added.top_pictures, *plain.top_pictures),
         sections=[*added.sections, *plain.sections],
     )

@@ -13,7 +13,7 @@ from pandas import DataFrame, Series
 
 from analysis.gate import compare_arms, differences_by_design
 from analysis.questions import BASELINE, Plan, groups, labels
-from analysis.runs import RunRow, each, rows_with
+from analysis.runs import Columns, RunRow, each, rows_with
 from analysis.stats import Interval, t_interval
 from analysis.trust import at_edge
 
@@ -57,7 +57,7 @@ def arms(runs: DataFrame, tests: DataFrame, plan: Plan) -> DataFrame:
     return without_empty(DataFrame(rows))
 
 
-def _to_the_target(to_target: DataFrame, arm: str) -> dict[str, Any]:
+def _to_the_target(to_target: DataFrame, arm: str) -> Columns:
     """Runs at the target by the end of the budget, and the mean time there, counted up to the budget."""
     is_treatment = to_target["treatment"] == arm
     is_reference = to_target["reference"] == arm
@@ -75,7 +75,7 @@ def _to_the_target(to_target: DataFrame, arm: str) -> dict[str, Any]:
     return {"reached": reached, "time": t_interval(times)}
 
 
-def _over_one_worker(used: DataFrame, own: DataFrame, plan: Plan) -> dict[str, Any]:
+def _over_one_worker(used: DataFrame, own: DataFrame, plan: Plan) -> Columns:
     """The throughput of an arm over one worker's, that ratio over the number of workers, and why both are nan."""
     first = own.iloc[0]
     alone = rows_with(used, workers=1, clock=first["clock"], task=first["task"])
@@ -250,7 +250,7 @@ def evaluation_sets(runs: DataFrame) -> DataFrame:
     return _over_seeds(rows, ["set", "stage", "arm", "texts"])
 
 
-def _on_sets(run: RunRow) -> list[dict[str, Any]]:
+def _on_sets(run: RunRow) -> list[Columns]:
     """A row for each evaluation set of a run; none where there is one set alone."""
     others = run.details.get("evaluations") or {}
     if not others:
@@ -270,7 +270,7 @@ def _on_sets(run: RunRow) -> list[dict[str, Any]]:
     return rows
 
 
-def _over_seeds(rows: list[dict[str, Any]], by: list[str]) -> DataFrame:
+def _over_seeds(rows: list[Columns], by: list[str]) -> DataFrame:
     """Means over the rows of a seed, then over the seeds of what shares the columns `by`, with t intervals."""
     by_seed = DataFrame(rows).groupby([*by, "seed"], sort=False).mean()
     intervals = by_seed.groupby(by, sort=False).agg(t_interval)

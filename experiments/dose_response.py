@@ -61,7 +61,8 @@ def run(flags: argparse.Namespace, stop: StopRequest) -> int:
     import pandas as pd
     import yaml
 
-    from analysis.dose_response import SPEEDS, pairs_of, read_dose, save, text
+    from analysis.dose import pairs_of, read_dose
+    from analysis.dose_response import SPEEDS, save, text
     from asyncsgd.simulation.simulate import arrival_seconds
 
     dose = read_dose(out)

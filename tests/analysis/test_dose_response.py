@@ -13,7 +13,8 @@ import yaml
 from gallery import sentences
 
 from analysis.crossing import crossing_point
-from analysis.dose_response import DELAYED, RATIOS, REFERENCE, Dose, crossing_in_words, pairs_of, read_dose, text
+from analysis.dose import DELAYED, RATIOS, REFERENCE, Dose, pairs_of, read_dose
+from analysis.dose_response import crossing_in_words, text
 from asyncsgd.errors import UsageError
 from asyncsgd.simulation.simulate import arrival_seconds
 

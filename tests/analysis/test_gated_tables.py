@@ -18,7 +18,7 @@ from synthetic import (
 
 from analysis import __main__ as commands
 from analysis import comparison_sections, comparisons, lab_notes, tasks, ways
-from analysis.dose_response import read_dose
+from analysis.dose import read_dose
 from analysis.load import TABLES, load
 from analysis.report import tables_of
 from asyncsgd.errors import UsageError

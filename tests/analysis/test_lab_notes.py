@@ -8,7 +8,8 @@ import pytest
 from doors import Finished
 from synthetic import SyntheticArm, example_study, straight, write_finetuning, write_run, write_study
 
-from analysis.lab_notes import NOTES_ROWS, PER_PROCESS, main
+from analysis.lab_notes import PER_PROCESS, main
+from analysis.lab_notes_rows import NOTES_ROWS
 from asyncsgd.studies.config import read_config
 from asyncsgd.studies.plan import make_plan
 
