@@ -138,7 +138,7 @@ class Saver:
         record: Recorder,
         began_from: Mapping[str, Any],
         tell: Callable[[str], None],
-        durable: Callable[[Checkpoint], None] | None = None,
+        durable: Callable[[Checkpoint], None] | None,
     ) -> None:
         self._run = folder
         self._policy = policy
@@ -332,7 +332,7 @@ def load_state(folder: Path, name: str, device: str | torch.device = "cpu", rule
         raise UsageError(said) from None
 
 
-def read_back(state: State, rule_module: str = "") -> State:
+def read_back(state: State, rule_module: str) -> State:
     """`state` as a checkpoint gives it back.
 
     Raises:

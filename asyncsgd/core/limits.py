@@ -88,8 +88,8 @@ class Result:
     """Whether the leader knows the parameters of the last version. It does not if the process that had them was lost.
     """
     stopped_early: Mapping[str, Any] | None = None
-    """Why the run ended before its budget, as summary.json has it: evaluations found no new lowest loss for so long, or
-    a callback asked for it. None: it did not."""
+    """Why the run ended before its budget was spent, as summary.json has it: too many evaluations in a row had no new
+    lowest loss, or a callback asked for the end. None: it did not end early."""
     best: Best | None = None
     """The version with the lowest evaluation loss; None without ``Limits.keep_best``."""
     best_parameters: Tensor | None = None
@@ -215,7 +215,8 @@ def diverged(what: str, why: str = "") -> Result:
 
 
 class EarlyStop:
-    """What evaluations mean for a run: DIVERGED, the target is reached, nothing new for too long, or it goes on.
+    """What evaluations mean for a run: it is DIVERGED, has reached its target, has had no new lowest loss for too long,
+    or goes on.
 
     With ``limits.patience`` the run ends after so many evaluations in a row without a new lowest loss. The evaluation
     at the end of the budget ends no run early.

@@ -115,10 +115,6 @@ class Loop:
         self._changed = False
         """Whether the parameters have changed since the last evaluation."""
 
-    @property
-    def train_seconds(self) -> float:
-        return self.backend.now
-
     def run(self) -> Result:
         """Train until the budget is spent; called once, on a new object or on one that has loaded a state.
 
@@ -182,7 +178,7 @@ class Loop:
             state_of(self),
             version=self.method.version,
             num_samples=self.method.num_samples,
-            train_seconds=self.train_seconds,
+            train_seconds=self.backend.now,
             cut_short=self.method.cut_short,
         )
 
@@ -250,7 +246,7 @@ class Loop:
         loss = arrived.gradient.loss
         worker = arrived.work.worker
         what = f"the loss of worker {worker} at version {arrived.read_version} is {loss}"
-        self._report(Fault(what, worker, self.method.version, self.train_seconds))
+        self._report(Fault(what, worker, self.method.version, self.backend.now))
         return diverged(what, self._hooks.explain(arrived.work))
 
     def _tell(self, happened: Happened) -> bool:
@@ -283,7 +279,7 @@ class Loop:
         measured = self.backend.evaluate(self.method.parameters)
         version = self.method.version
         num_samples = self.method.num_samples
-        seconds = self.train_seconds
+        seconds = self.backend.now
         statistics = None if self._statistics is None else self._statistics.evaluated
         evaluation = measured.record(version=version, num_samples=num_samples, train_seconds=seconds)
         answer = CallbackAnswer()

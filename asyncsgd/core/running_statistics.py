@@ -116,31 +116,32 @@ class RunningStatistics:
             place = slice(end, end + buffer.numel())
             end = place.stop
             self._slices[name] = place
-            if layer is not None and local_name in TRACKED:
-                of_batches.extend(range(place.start, place.stop))
+            positions = range(place.start, place.stop)
+            is_tracked = layer is not None and local_name in TRACKED
+            if is_tracked:
+                of_batches.extend(positions)
             if not buffer.is_floating_point():
                 kinds[name] = COUNTED
-                counters.extend(range(place.start, place.stop))
-            elif layer is None or local_name not in TRACKED:
+                counters.extend(positions)
+                continue
+            if layer is None or not is_tracked:
                 kinds[name] = NEWEST
-            elif self._layers[layer][1].momentum is None and isinstance(self._layers[layer][1], _BatchNorm):
+                continue
+            averaged.extend(positions)
+            _, module = self._layers[layer]
+            if module.momentum is None and isinstance(module, _BatchNorm):
                 kinds[name] = MEAN
                 counter = f"{module_name}.num_batches_tracked".lstrip(".")  # the model itself has an empty name
                 self._means.append((place, counter))
             else:
                 kinds[name] = AVERAGED
                 self._averages.append((layer, place))
-            if kinds[name] in (MEAN, AVERAGED):
-                averaged.extend(range(place.start, place.stop))
         self.kinds = kinds
         """Buffer's name -> how it is kept."""
         self.names = tuple(kinds)
-        self._is_counter = torch.zeros(end, dtype=torch.bool)
-        self._is_counter[counters] = True
-        self._is_averaged = torch.zeros(end, dtype=torch.bool)
-        self._is_averaged[averaged] = True
-        self._is_of_batches = torch.zeros(end, dtype=torch.bool)
-        self._is_of_batches[of_batches] = True
+        self._is_counter = _marked(end, counters)
+        self._is_averaged = _marked(end, averaged)
+        self._is_of_batches = _marked(end, of_batches)
         self._calls = torch.zeros(len(self._layers), dtype=torch.float64, device=_device(model))
         for number, (_, module) in enumerate(self._layers):
             module.register_forward_hook(functools.partial(_count, self._calls[number]))
@@ -205,7 +206,7 @@ class RunningStatistics:
         self._calls_after = self._calls.clone()
 
     def put_back(self) -> None:
-        """Let the next part of a batch go on from what was noted."""
+        """Put what was noted back into the model, from where the next micro-batch of the batch goes on."""
         self.put(self._after)
         self._calls.copy_(self._calls_after)
 
@@ -367,10 +368,17 @@ class RunningStatistics:
         return [self._model.get_buffer(name) for name in self.names]
 
 
-def statistics_of(model: nn.Module, also: Collection[str] = ()) -> RunningStatistics | None:
+def statistics_of(model: nn.Module, also: Collection[str]) -> RunningStatistics | None:
     """Return the running statistics of a model; None: it has none. `also` is that of `RunningStatistics`."""
     statistics = RunningStatistics(model, also)
     return statistics if statistics.names else None
+
+
+def _marked(size: int, positions: Sequence[int]) -> Tensor:
+    """`(size,)`, true at these positions and false elsewhere."""
+    marks = torch.zeros(size, dtype=torch.bool)
+    marks[positions] = True
+    return marks
 
 
 def _device(model: nn.Module) -> torch.device:

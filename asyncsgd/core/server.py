@@ -53,7 +53,7 @@ class Server(Starter):
     It is the `Method` of every run but those of peers, whose rules know no server.
 
     Args:
-        parameters: float32 `(P,)`; borrowed, and changed in place: by this object alone, but in Hogwild.
+        parameters: float32 `(P,)`; borrowed, and changed in place, by this object alone except in Hogwild.
         rule: decides what becomes of each gradient.
         optimizer: takes the steps.
         schedule: learning rate as a function of the samples that arrived; in a rule with `local_steps` it is the
@@ -377,8 +377,8 @@ class Server(Starter):
                 self._move_statistics(uses)
             optimizer = self._optimizer
             if frozen:
-                # PlainSGD steps problems and rules that refuse frozen parameters; Hogwild's workers refuse them as
-                # well.
+                # The others never get any: problems freeze nothing, and ranks and Hogwild's workers have stepped
+                # already.
                 assert isinstance(optimizer, Optimizer)
                 optimizer.step(direction, learning_rate, frozen=frozen)
             else:

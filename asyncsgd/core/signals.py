@@ -141,7 +141,7 @@ class StopRequest:
         over = threading.Event()
 
         def watch() -> None:
-            self._wait(over, 1, math.inf)
+            self._wait(over, 1, math.inf)  # for the first signal
             if not self._wait(over, 2, self._asked_at + _NOTE_SECONDS):
                 on_first()
             if not self._wait(over, 2, self._asked_at + seconds_to_end(self._longest_step)):
@@ -219,12 +219,13 @@ class StopRequest:
             self._count(number)
         handled = self._num_handled
         self._num_handled = self._num_requests
-        if handled == self._num_requests:
+        if handled == self._num_requests:  # the signal was part of a request that is handled already
             return
         previous = self._before[number]
         if handled == 0 and callable(previous) and previous is not signal.default_int_handler:
             with contextlib.suppress(KeyboardInterrupt):  # whether one is raised is for this listener to say
                 previous(number, frame)
+        # In a run the first request raises nothing, the second raises, and those after it raise nothing again.
         second_is_new = handled < 2 and self._num_requests >= 2
         if second_is_new or not self._in_a_run:
             raise KeyboardInterrupt

@@ -154,8 +154,9 @@ class Starter:
         return self._give(starts)
 
     def _give(self, starts: Sequence[Start | Pinned]) -> list[Work]:
-        """Give batches to the workers in `starts` and put their works in flight. If no batch is left, the rest
-        waits."""
+        """Give batches to the workers in `starts`, and put their works in flight. If no batch is left, the workers that
+        have none wait.
+        """
         view = self.view
         draws = self._draws
         now = self._clock()

@@ -230,7 +230,7 @@ def read_table(
         raise UsageError(f"{path} cannot be read ({error})") from error
 
 
-def text_in(path: Path, encoding: str = "utf-8") -> str:
+def text_in(path: Path, encoding: str) -> str:
     """The text of a file, unpacked where it is a .gz, without a byte order mark."""
     text = unpacked(path).decode(encoding)
     return text.removeprefix("\ufeff")

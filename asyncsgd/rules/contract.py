@@ -306,15 +306,18 @@ class Held:
         gradient is that gradient, bit for bit.
         """
         keys = sorted(self._gradients)
-        (total, total_weight), *others = map(self._gradients.pop, keys)
-        if others:
-            total.mul_(total_weight)
-            for gradient, weight in others:
-                total.add_(gradient, alpha=weight)
-                total_weight += weight
-            if total_weight:  # else all weights are 0, and so is the sum
-                total.div_(total_weight)
-        return total, tuple([dispatch for _, dispatch in keys])
+        dispatches = tuple([dispatch for _, dispatch in keys])
+        total, total_weight = self._gradients.pop(keys[0])
+        if len(keys) == 1:
+            return total, dispatches
+        total.mul_(total_weight)
+        for key in keys[1:]:
+            gradient, weight = self._gradients.pop(key)
+            total.add_(gradient, alpha=weight)
+            total_weight += weight
+        if total_weight:  # else all weights are 0, and so is the sum
+            total.div_(total_weight)
+        return total, dispatches
 
 
 class Collecting(Rule):

@@ -226,7 +226,7 @@ def simulate(
         method.parameters,
         method.version,
         loop.num_arrivals,
-        loop.train_seconds,
+        loop.backend.now,
         method.rule_acted,
         method,
     )

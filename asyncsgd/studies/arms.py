@@ -73,7 +73,7 @@ def resolve(values: GivenSettings) -> Settings:
     return resolved
 
 
-def checked_settings(where: str, values: GivenSettings, task: str = "masked_lm") -> Settings:
+def checked_settings(where: str, values: GivenSettings, task: str) -> Settings:
     """All settings of a run of a task, converted to their types: those in `values`, and the defaults of the others."""
     try:
         flags = task_flags(class_named(task))
@@ -125,34 +125,34 @@ def arms_of(
         trials: list[Settings] = [{}] if is_tuned_after else []
         if grid is not None:
             trials = crossed(grid_of(grid, f"{where}.tune"))
-        points.append((algorithm, condition, settings, [filled(trial, nproc, where) for trial in trials]))
+        trials = [filled(trial, nproc, where) for trial in trials]
+        points.append((algorithm, condition, settings, trials))
     if unmatched or not points:
         raise UsageError(f"exclude must leave an arm, and every entry take one out; {unmatched} is no arm's")
-    arms = tuple(
-        _arm_of(name, algorithm, settings, trials, base, task)
-        for name, (algorithm, _, settings, trials) in zip(_names(points), points, strict=True)
-    )
+    arms = []
+    for name, (algorithm, _, settings, trials) in zip(_names(points), points, strict=True):
+        arms.append(_arm_of(name, algorithm, settings, trials, base, task))
     counts = {arm.name: len(arm.trials) for arm in arms}
     is_tuned = bool(arms[0].trials) or is_tuned_before or is_tuned_after
     has_tuning_seeds = bool(config.tuning.seeds)
     # Trials are run on the tuning seeds, so a config has both or neither.
     if len(set(counts.values())) > 1 or is_tuned != has_tuning_seeds:
+        got = ", ".join(f"{name} {number}" for name, number in counts.items())
         raise UsageError(
-            "tuning: every arm needs as many trials as any other, one or more, and seeds to run them on; write "
-            "tuning: {grid: ..., seeds: [0]}, or tune: into every algorithm, or take tuning out; got "
-            + ", ".join(f"{name} {number}" for name, number in counts.items())
+            f"tuning: every arm needs as many trials as any other, one or more, and seeds to run them on; write "
+            f"tuning: {{grid: ..., seeds: [0]}}, or tune: into every algorithm, or take tuning out; got {got}"
         )
-    return arms
+    return tuple(arms)
 
 
 def arms_of_comparisons(config: ComparisonsConfig) -> list[Arm]:
     """The arms of all comparisons, each of every model."""
-    return [
-        _of_model(config, f"{name}/{model}/{arm}", model, settings)
-        for name, comparison in config.comparisons.items()
-        for model in config.models
-        for arm, settings in comparison.arms.items()
-    ]
+    arms = []
+    for name, comparison in config.comparisons.items():
+        for model in config.models:
+            for arm, settings in comparison.arms.items():
+                arms.append(_of_model(config, f"{name}/{model}/{arm}", model, settings))
+    return arms
 
 
 def arms_of_grid(config: ComparisonsConfig) -> list[Arm]:
@@ -169,12 +169,14 @@ def arms_of_grid(config: ComparisonsConfig) -> list[Arm]:
 
 
 def _of_model(config: ComparisonsConfig, name: str, model: str, settings: Settings) -> Arm:
+    """The arm called `name` that trains a model of the config with `settings`."""
     values = settings_of({"mode": "single", **config.models[model], **config.base, **settings}, f"arm {name}")
     if "task" not in values:
         raise UsageError(f"arm {name} has no task; write task: classification, or another one, into models.{model}")
     task = values.pop("task")
     checked_settings(f"arm {name}", values, task)  # refuses
-    return Arm(name, name.rsplit("/", 1)[1], values, task=task)
+    _, _, algorithm = name.rpartition("/")
+    return Arm(name, algorithm, values, task=task)
 
 
 def _conditions_and_algorithms(config: Config) -> list[tuple[Settings, str]]:
@@ -186,14 +188,18 @@ def _conditions_and_algorithms(config: Config) -> list[tuple[Settings, str]]:
     pairs = [(condition, name) for condition in shared for name in config.algorithms if name not in own]
     for name, given in own.items():
         where = f"algorithms.{name}.conditions"
-        pairs += [(condition, name) for condition in _conditions(typed(given, Conditions, where), where)]
+        conditions = _conditions(typed(given, Conditions, where), where)
+        pairs += [(condition, name) for condition in conditions]
     return pairs
 
 
 def _conditions(given: Any, where: str) -> list[Settings]:
     """The conditions that a config's `conditions` stand for: a block of settings, or a list of such blocks."""
     blocks = given if isinstance(given, list) else [given]
-    return [condition for block in blocks for condition in crossed(settings_of(block, where))]
+    conditions = []
+    for block in blocks:
+        conditions += crossed(settings_of(block, where))
+    return conditions
 
 
 def crossed(settings: GivenSettings) -> list[Settings]:
@@ -216,7 +222,12 @@ def filled(values: Settings, nproc: Any, where: str) -> Settings:
 
 
 def _names(points: Sequence[tuple[str, Settings, Settings, Any]]) -> list[str]:
-    """Unique names: the algorithm, its workers, the clock, and whatever else tells conditions of one clock apart."""
+    """Unique names of arms: the algorithm, its workers, the clock, and whatever else tells conditions of one clock
+    apart.
+
+    Args:
+        points: (algorithm, condition, settings, trials) of each arm.
+    """
     groups: dict[object, list[Settings]] = {}
     for algorithm, condition, settings, _ in points:
         groups.setdefault((algorithm, settings.get("clock") == "virtual"), []).append(condition)
@@ -225,9 +236,11 @@ def _names(points: Sequence[tuple[str, Settings, Settings, Any]]) -> list[str]:
         virtual = settings.get("clock") == "virtual"
         name = f"{algorithm}-w{settings.get('nproc', 1)}"
         for key in _varying_keys(groups[algorithm, virtual]):
-            value = re.sub(r"[^A-Za-z0-9.]+", "_", str(condition.get(key, "default"))).strip("_")
-            name += f"-{key}_{value}"
-        name += "-virtual" if virtual else ""
+            value = str(condition.get(key, "default"))
+            word = re.sub(r"[^A-Za-z0-9.]+", "_", value).strip("_")
+            name += f"-{key}_{word}"
+        if virtual:
+            name += "-virtual"
         if name in names:
             raise UsageError(f"two arms are both called {name}; conditions must not repeat themselves")
         names.append(name)

@@ -42,7 +42,8 @@ def machine_of(config: LadderConfig, out: Path) -> dict[str, Any]:
     memory = psutil.virtual_memory().total
     if kind == "cuda":
         memory = torch.cuda.get_device_properties(0).total_memory
-    machine = describe_environment(naive.DEFAULT_THREADS, 1) | hardware(kind) | {"memory_bytes": memory}
+    environment = describe_environment(naive.DEFAULT_THREADS, 1)
+    machine = {**environment, **hardware(kind), "memory_bytes": memory}
     file = out / FACTS
     before = read_json(file)["machine"] if file.is_file() else machine
     for key in ("gpus", "cpu", "cores", "versions"):
@@ -65,14 +66,16 @@ def write_texts(config: LadderConfig, out: Path) -> None:
     file = out / FACTS
     if not file.is_file():
         machine = machine_of(config, out)
-        tasks = {name: _write_task(config, name, devices_of(machine), out) for name in config.ladder.tasks}
+        devices = devices_of(machine)
+        tasks = {name: _write_task(config, name, devices, out) for name in config.ladder.tasks}
         write_json(file, {"machine": machine, "tasks": tasks})
 
 
 def _write_task(config: LadderConfig, name: str, devices: Devices, out: Path) -> dict[str, Any]:
     """Write the texts of a task, and return what is known of them."""
     task = config.ladder.tasks[name]
-    settings = dict(arm_of(config, devices, name, "texts", None, task.samples).settings)
+    arm = arm_of(config, devices, name, "texts", None, task.samples)
+    settings = dict(arm.settings)
     cache = cache_folder(settings.get("cache_dir"))
     corpus = _task_of(name, settings).read(cache)
     train = short(corpus.train)
@@ -84,9 +87,10 @@ def _write_task(config: LadderConfig, name: str, devices: Devices, out: Path) ->
         write_rows(folder / "train.jsonl", limited(train, number))
         write_rows(folder / "validation.jsonl", evaluation)
     settings["data"] = str(folder)
-    lengths = _task_of(name, settings).prepare(0, cache).samples("train").lengths
+    prepared = _task_of(name, settings).prepare(0, cache)
+    longest = prepared.samples("train").lengths.max()
     operations = _operations(name, settings, cache)
-    return {"data": data, "epoch": len(train.texts), "longest": int(lengths.max()), "operations": operations}
+    return {"data": data, "epoch": len(train.texts), "longest": int(longest), "operations": operations}
 
 
 def _task_of(name: str, settings: GivenSettings) -> Any:
@@ -102,7 +106,8 @@ def write_rows(file: Path, documents: Documents) -> None:
     """Write a JSON object for each text, with its label."""
     labels = documents.labels or ("",) * len(documents.texts)
     rows = [{"text": text, "label": label} for text, label in zip(documents.texts, labels, strict=True)]
-    write_text(file, msgspec.json.Encoder().encode_lines(rows).decode())
+    lines = msgspec.json.Encoder().encode_lines(rows)
+    write_text(file, lines.decode())
 
 
 def _operations(name: str, settings: GivenSettings, cache: Path) -> dict[str, float]:

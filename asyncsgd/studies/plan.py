@@ -174,8 +174,10 @@ class StudyPlan:
     def parent_of(self, run: PlannedRun, chosen: Mapping[str, GivenSettings]) -> str | None:
         """The folder of the run that a run starts from, with `UNKNOWN_TRIAL` in it while its trial is not chosen."""
         for target in self.tuning_targets:
-            if run.parent == target.folder_of(UNKNOWN_TRIAL, run.seed) and target.name in chosen:
-                return target.folder_of(target.trials.index(chosen[target.name]), run.seed)
+            is_parent = run.parent == target.folder_of(UNKNOWN_TRIAL, run.seed)
+            if is_parent and target.name in chosen:
+                number = target.trials.index(chosen[target.name])
+                return target.folder_of(number, run.seed)
         return run.parent
 
     @property
@@ -191,7 +193,11 @@ class StudyPlan:
         settings: list[GivenSettings] = [{**self.base, **arm.settings} for arm in self.arms]
         settings.append(self.base_model or {})
         settings += [stage.settings for stage in self.stages_without_arms.values()]
-        return [(str(each.get("model", "tiny")), f"{each.get('data')} {each.get('eval_data')}") for each in settings]
+        named = []
+        for each in settings:
+            model = each.get("model", "tiny")
+            named.append((str(model), f"{each.get('data')} {each.get('eval_data')}"))
+        return named
 
     def measures(self, run: PlannedRun) -> bool:
         """Whether the seconds of a run are a result."""
@@ -224,8 +230,11 @@ class StudyPlan:
             # A last stage that is tuned is in the plan twice: `stage` is a Finetune, and the chain's has its trials.
             with_trials = self.chain.stage_of(run.folder)
             if with_trials is not None:
-                tuned = _trial_of(run, with_trials.trials, chosen.get(with_trials.tuning_name(run.arm)))
-            return None if tuned is None else {**stage.settings, **tuned, **model, "seed": run.finetune_seed}
+                chosen_trial = chosen.get(with_trials.tuning_name(run.arm))
+                tuned = _trial_of(run, with_trials.trials, chosen_trial)
+            if tuned is None:
+                return None
+            return {**stage.settings, **tuned, **model, "seed": run.finetune_seed}
         arm = self.arm(run.arm)
         tuned = _trial_of(run, arm.trials, chosen.get(arm.name))
         budget: Settings = {}
@@ -238,7 +247,8 @@ class StudyPlan:
                 budget["evaluate_at"] = evaluate_at[reference]
         if tuned is None:
             return None
-        return {**resolve({**self.base, **arm.settings, **tuned, "seed": run.seed, **budget}), **model}
+        settings = resolve({**self.base, **arm.settings, **tuned, "seed": run.seed, **budget})
+        return {**settings, **model}
 
 
 def _trial_of(run: PlannedRun, trials: Sequence[GivenSettings], chosen: GivenSettings | None) -> GivenSettings | None:
@@ -284,13 +294,10 @@ def make_plan(given: GivenSettings, name: str = "the config") -> StudyPlan:
         base_model = converted("base_model", of_base_model, MASKED_LM, beside={"mode": "single"})
         if chain.before and "model" in chain.before[0].settings:
             raise UsageError("base_model makes the model that the first stage starts from; take model out of there")
-    arms = arms_of(
-        config,
-        base,
-        chain.task if "stages" in given else config.task,
-        is_tuned_before=any(stage.trials for stage in chain.before),
-        is_tuned_after=bool(chain.on_tuning_seeds),
-    )
+    task = chain.task if "stages" in given else config.task
+    is_tuned_before = any(stage.trials for stage in chain.before)
+    is_tuned_after = bool(chain.on_tuning_seeds)
+    arms = arms_of(config, base, task, is_tuned_before=is_tuned_before, is_tuned_after=is_tuned_after)
     finetune = None if config.finetune is None else _finetune(config.finetune)
     analysis = None if config.analysis is None else _with_condition(config.analysis, arms, finetune)
     family: list[str] = []
@@ -301,12 +308,13 @@ def make_plan(given: GivenSettings, name: str = "the config") -> StudyPlan:
         of_condition = [arm for arm in arms if arm.workers_and_clock == condition]
         family = [arm.name for arm in of_condition if arm.algorithm not in not_in_family]
         timed_by = _timed_by(arms, base, analysis, config)
+    runs = runs_of(config, arms, base_model, finetune, analysis, chain)
     return StudyPlan(
         config=config,
         base=base,
         base_model=base_model,
         arms=arms,
-        runs=tuple(runs_of(config, arms, base_model, finetune, analysis, chain)),
+        runs=tuple(runs),
         finetune=finetune,
         analysis=analysis,
         family=tuple(family),
@@ -320,14 +328,16 @@ def _comparisons(config: ComparisonsConfig, sha256: str) -> StudyPlan:
     """A plan of test runs only; comparisons and grid have seeds and orders of their own."""
     arms: list[Arm] = []
     runs: list[PlannedRun] = []
+    grid_seeds = () if config.grid is None else config.grid.seeds
     # The words seed the order of the runs. "language_model" was the first such study, and its order stays.
     for word, seeds, of_part in (
         ("language_model", config.seeds, arms_of_comparisons(config)),
-        ("grid", () if config.grid is None else config.grid.seeds, arms_of_grid(config)),
+        ("grid", grid_seeds, arms_of_grid(config)),
     ):
         arms += of_part
         for seed in seeds:
-            runs += [PlannedRun(f"{arm.name}/s{seed}", "test", arm.name, seed) for arm in shuffled(of_part, word, seed)]
+            for arm in shuffled(of_part, word, seed):
+                runs.append(PlannedRun(f"{arm.name}/s{seed}", "test", arm.name, seed))
     stand_in = Config(algorithms={arm.name: {} for arm in arms}, name=config.name, seeds=config.seeds)
     return StudyPlan(config=stand_in, arms=tuple(arms), runs=tuple(runs), config_sha256=sha256)
 
@@ -335,7 +345,8 @@ def _comparisons(config: ComparisonsConfig, sha256: str) -> StudyPlan:
 def sha256_of(config: GivenSettings) -> str:
     """A hash of what a config plans; comments, the order of its keys and keys that change no run do not change it."""
     planned = {key: value for key, value in config.items() if key not in NOT_PLANNED}
-    return hashlib.sha256(json.dumps(planned, sort_keys=True).encode()).hexdigest()
+    text = json.dumps(planned, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _finetune(given: GivenSettings) -> Finetune:
@@ -345,7 +356,8 @@ def _finetune(given: GivenSettings) -> Finetune:
     finetune: Finetune = typed(keys, Finetune, "finetune")
     settings = converted("finetune", settings, finetune.task)
     task = task_flags(task_class(finetune.task)).make(settings).task
-    return msgspec.structs.replace(finetune, settings=settings, score=next(iter(task.scored_by())))
+    score = next(iter(task.scored_by()))
+    return msgspec.structs.replace(finetune, settings=settings, score=score)
 
 
 def _with_condition(analysis: Analysis, arms: Sequence[Arm], finetune: Finetune | None) -> Analysis:
@@ -362,16 +374,16 @@ def _with_condition(analysis: Analysis, arms: Sequence[Arm], finetune: Finetune 
         if name not in ("loss", score):
             raise UsageError(f"analysis has a margin of {name}, and {scored}; a margin may also be one of the loss")
     conditions = sorted({arm.workers_and_clock for arm in arms if arm.algorithm == analysis.reference})
-    fitting = [
-        (workers, clock)
-        for workers, clock in conditions
-        if primary.num_workers in (None, workers) and primary.clock in (None, clock)
-    ]
+    fitting = []
+    for workers, clock in conditions:
+        if primary.num_workers in (None, workers) and primary.clock in (None, clock):
+            fitting.append((workers, clock))
     if len(fitting) != 1:
         shown = ", ".join(f"{{num_workers: {workers}, clock: {clock}}}" for workers, clock in conditions)
         raise UsageError(f"analysis.primary must name one of the conditions of {analysis.reference}: {shown or 'none'}")
     workers, clock = fitting[0]
-    return msgspec.structs.replace(analysis, primary=msgspec.structs.replace(primary, num_workers=workers, clock=clock))
+    primary = msgspec.structs.replace(primary, num_workers=workers, clock=clock)
+    return msgspec.structs.replace(analysis, primary=primary)
 
 
 def _by_its_last_stage(given: GivenSettings) -> Settings:
@@ -387,7 +399,8 @@ def _by_its_last_stage(given: GivenSettings) -> Settings:
             f"analysis.primary.endpoint is {named}, and a chain is compared by the score of its last stage, {score}; "
             f"take endpoint out, or write another score into that stage"
         )
-    return {**given, "analysis": {**analysis, "primary": {**primary, "endpoint": score}}}
+    completed = {**analysis, "primary": {**primary, "endpoint": score}}
+    return {**given, "analysis": completed}
 
 
 def _timed_by(arms: Sequence[Arm], base: GivenSettings, analysis: Analysis, config: Config) -> dict[str, str]:
@@ -430,6 +443,7 @@ def share(plan: StudyPlan, stage: Stage, shard: tuple[int, int]) -> set[str]:
     in_shard = set()
     for position, run in enumerate(runs):
         by_block = stage != "base" and (plan.is_chain or plan.measures(run))
-        if (seeds.index(run.seed) if by_block else position) % number == index - 1:
+        part = seeds.index(run.seed) if by_block else position
+        if part % number == index - 1:
             in_shard.add(run.folder)
     return in_shard

@@ -95,8 +95,9 @@ def runs_of(
                 if not replicate or not arm.virtual:  # else it would be the same run, bit for bit
                     folder = folder_of_test(arm.name, seed, replicate)
                     yield PlannedRun(folder, "test", arm.name, seed, replicate, parent=parents[seed])
+    all_names = [*baseline, *[arm.name for arm in arms]]
     for seed in config.seeds:
-        for name in [*baseline, *(arm.name for arm in arms)]:
+        for name in all_names:
             parent = parents[seed] if name == BASELINE else folder_of_test(name, seed)
             for stage in chain.after:
                 folder = f"after/{stage.name}/{name}/s{seed}"
@@ -166,11 +167,15 @@ def _trials(
     of_condition = [arm for arm in arms if arm.workers_and_clock == condition]
     reference = next(arm.name for arm in of_condition if arm.algorithm == analysis.reference)
     for seed in seeds:
-        parents: dict[str, str | None] = {arm.name: f"tuning/{arm.name}/t{UNKNOWN_TRIAL}-s{seed}" for arm in arms}
-        parents |= dict.fromkeys(baseline, parents_of_arms[seed])
+        parents: dict[str, str | None] = {}
+        for each in arms:
+            parents[each.name] = f"tuning/{each.name}/t{UNKNOWN_TRIAL}-s{seed}"
+        for name in baseline:
+            parents[name] = parents_of_arms[seed]
         for number, stage in enumerate(chain.on_tuning_seeds):
             needs_all_arms = any(later.each for later in chain.on_tuning_seeds[number:])
-            for arm in parents if needs_all_arms else [reference]:
+            names = list(parents) if needs_all_arms else [reference]
+            for arm in names:
                 tries = stage.each or arm == reference
                 of_stage = _of_stage(stage, "trial", arm, f"trial/{stage.name}/{arm}", seed, parents[arm], tries)
                 yield from of_stage
@@ -183,4 +188,5 @@ def folder_of_test(arm: str, seed: int, replicate: int = 0) -> str:
     >>> folder_of_test("sync-w2", 100)
     'test/sync-w2/s100'
     """
-    return f"test/{arm}/s{seed}" + (f"-r{replicate}" if replicate else "")
+    folder = f"test/{arm}/s{seed}"
+    return f"{folder}-r{replicate}" if replicate else folder

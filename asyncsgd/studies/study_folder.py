@@ -206,9 +206,9 @@ class StudyFolder:
                 return None
         if plan.base_model is None:
             is_of_arm = plan.stage_without_arms_of(run) is None
-            if is_of_arm and parent is None:
+            if is_of_arm and parent is None:  # the settings of the arms name the model
                 return {}
-            return {"model": plan.first_model}
+            return {"model": plan.first_model}  # where the study starts; a stand-in if there is a parent
         if run.stage == "base":
             return {}
         model = self.out / BASE / "model"
@@ -235,7 +235,7 @@ class StudyFolder:
         self._find_budgets()
 
     def _try(self, target: TuningTarget, score_name: str | None) -> tuple[list[Tried], set[str]]:
-        """What became of the trials of a tuning target, and the statuses of all their runs.
+        """What has become of the trials of a tuning target, and the statuses of all their runs.
 
         Args:
             score_name: the score by which trials are chosen; None: the loss.

@@ -127,7 +127,7 @@ class ModelGradients(_Gradients):
         self._worker.cut_into(micro_batches)
 
 
-def whole_evaluation(worker: Worker, statistics: RunningStatistics | None = None) -> Callable[[Tensor], Measured]:
+def whole_evaluation(worker: Worker, statistics: RunningStatistics | None) -> Callable[[Tensor], Measured]:
     """A function from parameters to what an exact evaluation on the whole evaluation set says of them.
 
     Args:
