@@ -105,20 +105,20 @@ def arms_of(
             settings: there have to be models to try.
     """
     excluded = [settings_of(entry, "exclude", ()) for entry in config.exclude]
-    unmatched = excluded
-    # (algorithm, condition, settings, trials) of every arm, before the arms have names
-    points = []
+    unmatched = excluded  # the entries that have taken no arm out yet
+    points = []  # (algorithm, condition, settings, trials) of every arm, before the arms have names
     for condition, algorithm in _conditions_and_algorithms(config):
         where = f"algorithms.{algorithm}"
         given = config.algorithms[algorithm]
         own_keys = {key: given[key] for key in given if key not in ("tune", "conditions")}
         own = settings_of(own_keys, where)
-        all_keys = {"algorithm": algorithm, **base, **condition, **own}
+        all_keys = {"algorithm": algorithm, **base, **condition, **own}  # what an entry of `exclude` may name
         matching = [entry for entry in excluded if all(all_keys.get(key) == entry[key] for key in entry)]
         unmatched = [entry for entry in unmatched if entry not in matching]
         if matching:
             continue
         nproc = all_keys.get("nproc", 1)
+        # An arm has the settings of its condition even where `base` sets them, since they tell arms apart.
         from_base = {key: base[key] for key in CONDITION_KEYS if key in base}
         settings = filled({**from_base, **condition, **own}, nproc, where)
         grid = given.get("tune", config.tuning.grid)

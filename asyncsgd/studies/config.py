@@ -125,15 +125,16 @@ class Analysis(Keys, frozen=True, kw_only=True):
     """
     primary: Primary = Primary()
     differences: dict[str, Difference] = {}
-    """By a name; all of them are one family, beside the primary one."""
+    """Differences of differences, each by a name. Holm's correction counts them as one family, beside the primary
+    one."""
     alpha: Alpha = 0.05
     margins: dict[str, PositiveFloat] = {}
-    """The margin of equivalence of the loss, and that of the score after fine-tuning, by these names."""
+    """Margins of equivalence by name: ``loss``, and the score after fine-tuning."""
     margin_reasons: dict[str, str] = {}
     """Why a margin is what it is. Above 10 % of what the reference improves by, a margin without a reason is not used.
     """
     target_share: Annotated[float, Meta(gt=0, le=1)] = 0.95
-    """Which share of what the pilots of the reference improve by makes the target loss."""
+    """The target loss lies this share of the way from the first to the lowest loss of the reference's pilots."""
     target_loss: PositiveFloat | None = None
 
 

@@ -64,7 +64,9 @@ def runs_of(
     analysis: Analysis | None,
     chain: Chain,
 ) -> Iterator[PlannedRun]:
-    """Every run, stage by stage; the arms of a block come in an order of its own, a function of the config."""
+    """Every run, one stage after the other in the order of `STAGES`. In every block the arms have an order of its own,
+    which is a function of the config.
+    """
     if base_model is not None:
         yield PlannedRun(BASE, "base", BASE, base_model.get("seed", 0))
     baseline = [BASELINE] if finetune is not None and finetune.baseline else []
@@ -77,7 +79,7 @@ def runs_of(
             yield from of_stage
             parents[seed] = _parent_of_next_stage(of_stage)
     for seed in config.tuning.seeds:
-        for number in range(len(arms[0].trials)):
+        for number in range(len(arms[0].trials)):  # all arms have equally many
             for arm in shuffled(arms, 0, "tuning", seed, number):
                 is_first = arm.trials.index(arm.trials[number]) == number
                 if is_first:  # else the run is that of an equal trial that comes earlier

@@ -21,9 +21,9 @@ class Streaming(Peers[StreamingDiLoCo]):
     """Streaming DiLoCo. In evaluations `version` counts outer steps, a fragment's as one.
 
     In `versions` inner steps and mixes count. Where a worker waits for the transfer of a result, the result is mixed
-    into its model at once: nothing else can happen to the model meanwhile. The learning rate is that
-    of the inner steps. Each worker takes the rate for N times its own steps, as if all workers were equally far, so
-    that the iterates do not depend on the speeds.
+    into its model at once: nothing else can happen to the model meanwhile. The learning rate is that of the inner
+    steps. Each worker takes the rate for N times its own steps, as if all workers were equally far, so that the
+    iterates do not depend on the speeds.
     """
 
     KEPT = (
