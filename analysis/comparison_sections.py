@@ -1,4 +1,4 @@
-"""What the page of a study of comparisons shows: losses and costs of all arms, and a grid, in tables and sentences."""
+"""The page of a study of comparisons: losses and costs of all arms, and a grid, in tables and sentences."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def _draw_grid(axes: Any, points: DataFrame) -> str:
 
 
 def addition(study: Study) -> Addition:
-    """What a study of comparisons has on its page."""
+    """The part of a page on the comparisons of a study."""
     found = read(study.folder)
     return addition_of(found, parts_of(found))
 

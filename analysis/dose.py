@@ -1,4 +1,4 @@
-"""The runs of a dose-response study, and the responses of each pair, as dose_response.py says them."""
+"""The runs of a dose-response study, and the responses of each pair, as dose_response.py describes them."""
 
 from __future__ import annotations
 

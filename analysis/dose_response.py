@@ -1,17 +1,17 @@
-"""Dose and response: what a delay of exactly tau updates costs, and up to which tau asynchrony still pays in seconds.
+"""The report of a dose-response study: what a delay of exactly tau updates costs, up to which tau asynchrony pays.
 
-Made from the folder of ``asyncsgd study dose_response``: an algorithm `delayed` (rule fixed_delay) and a reference
-`sync` on the same numbers of workers N = tau + 1. The runs are made once, and this report gives every update the second
-at which a simulation with declared speeds has made it: update v of `delayed` comes with arrival v of N asynchronous
-workers that never wait, round v of `sync` with arrival N v of synchronous ones. Two responses of a pair, neither of
-them censored:
+The study (``asyncsgd study dose_response``) has an algorithm `delayed` (rule fixed_delay) and a reference `sync` on the
+same numbers of workers N = tau + 1. Its runs are made once. This report gives every update the second at which a
+simulation with declared speeds would have made it: update v of `delayed` comes with arrival v of N asynchronous workers
+that never wait, and round v of `sync` with arrival N v of N synchronous workers. Each pair has two responses, and
+neither of them is censored:
 
     log(T_delayed / T_sync),   T the seconds to a share of the improvement down to the lowest loss that both runs reach
     L_delayed(t) - L_sync(t),  t the seconds at which the shorter of the two budgets ends
 
-A target fixed beforehand would be out of reach for large delays, and a time that was cut off at the end of a shorter
-budget would look like an advantage; how many runs reached the registered target is shown beside. Which share of the
-improvement is taken moves the ratio, so all of `SHARES` are shown, and the crossing at each of them.
+A target that is fixed beforehand would be out of reach for large delays, and a time that is cut off where a shorter
+budget ends would look like an advantage. So the tables only count the runs that reached the registered target. The
+ratio depends on the share of the improvement, so all of `SHARES` are shown, with the crossing at each of them.
 
 The times of arrivals come from the library's virtual clock, so this report alone imports torch, when it is made.
 """

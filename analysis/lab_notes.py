@@ -54,7 +54,7 @@ AGREES = (
 
 
 class Row(NamedTuple):
-    """One row of the table."""
+    """One row of the table: an arm, and the row of the notes that it is shown with."""
 
     mode: str
     workers: int | None
@@ -64,11 +64,11 @@ class Row(NamedTuple):
     """The arm's other settings; those in which no rows of one clock differ are not shown."""
     device: str
     """What the processes computed on: ``2 cores``, ``4 GPUs``; ``virtual`` where one process computes for all."""
-    beside: NotesRow | None
+    notes_row: NotesRow | None
     """The row of the notes with the same processes and batch."""
     runs: DataFrame
     done: DataFrame
-    """Those that are in the means."""
+    """The runs that are in the means."""
     share_losses: list[float]
     """The loss of each process on its own share of the data, the mean over runs; empty where no run recorded any."""
 
@@ -78,7 +78,7 @@ class Row(NamedTuple):
 
     @property
     def condition(self) -> tuple[int | None, int | None, str]:
-        """What an asynchronous and a synchronous row have in common that are compared."""
+        """An asynchronous and a synchronous row are compared if this is equal."""
         return self.workers, self.batch_size, self.clock
 
 
@@ -133,7 +133,7 @@ def _row(runs: DataFrame) -> Row:
         clock=first["clock"],
         settings=shown,
         device=device,
-        beside=row_beside(mode, workers, batch_size, num_devices),
+        notes_row=row_beside(mode, workers, batch_size, num_devices),
         runs=runs,
         done=done,
         share_losses=[statistics.fmean(losses) for losses in zip(*recorded, strict=False)],
@@ -141,12 +141,12 @@ def _row(runs: DataFrame) -> Row:
 
 
 def _whole(value: float) -> int | None:
-    """A number of a table, in which nan stands for none."""
+    """A number of a table as an integer; None for nan."""
     return None if math.isnan(value) else int(value)
 
 
 def _devices(runs: DataFrame) -> tuple[str, int | None]:
-    """In words, and how many; of the first run that says so."""
+    """The devices in words, and how many there are, from the first run that records them."""
     if runs["clock"].iloc[0] == "virtual":
         return "virtual", None
     for run in runs.itertuples():
@@ -188,7 +188,7 @@ def _warnings(runs: DataFrame, plan: Plan) -> list[str]:
 
 
 def addition(study: Study) -> Addition:
-    """What a study of the lab notes has on its page: our rows beside theirs, and where both agree."""
+    """The part of a study's page on the lab notes: our rows with theirs, and where both agree."""
     from analysis.page import Addition, Section, table
 
     rows = table_rows(study.runs, study.plan)
@@ -207,11 +207,11 @@ def about_processes(rows: Sequence[Row]) -> str:
 def render(rows: Sequence[Row], lines: Sequence[str], form: str, plan: Plan) -> str:
     """The tables and their lines; `form` is ``text`` or ``md``."""
     agreement, reasons = _agreement(rows, plan)
-    told = [PERPLEXITY, about_processes(rows), THE_NOTES, *lines, *reasons]
+    lines_below = [PERPLEXITY, about_processes(rows), THE_NOTES, *lines, *reasons]
     if not rows:
-        return "\n".join(["no pretraining run has been found", "", *told]) + "\n"
+        return "\n".join(["no pretraining run has been found", "", *lines_below]) + "\n"
     line_end = "\n\n" if form == "md" else "\n"  # Markdown joins lines with no empty one between them
-    parts = [_drawn(_cells(rows), form), line_end.join(told), _drawn(agreement, form), AGREES]
+    parts = [_drawn(_cells(rows), form), line_end.join(lines_below), _drawn(agreement, form), AGREES]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
@@ -307,10 +307,10 @@ def _cells(rows: Sequence[Row]) -> DataFrame:
     from pandas import DataFrame
 
     shown = _differing(rows)
-    lines = [_cells_of(row, shown) | _cells_of_notes(row.beside) for row in rows]
-    beside = [row.beside for row in rows]
+    lines = [_cells_of(row, shown) | _cells_of_notes(row.notes_row) for row in rows]
+    shown_notes = [row.notes_row for row in rows]
     for row in NOTES_ROWS:
-        if row not in beside:
+        if row not in shown_notes:
             name = {"mode": row.mode, "processes x batch": f"{row.processes} x {row.batch_size}"}
             lines.append(name | _cells_of_notes(row))
     table = DataFrame(lines).fillna(MISSING)

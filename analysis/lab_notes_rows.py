@@ -14,10 +14,10 @@ class NotesRow(NamedTuple):
     mode: str
     """``single``, ``DataParallel``, ``sync`` or ``async``."""
     devices: int
-    """GPUs."""
+    """The number of GPUs."""
     processes: int
     batch_size: int
-    """Of a process; "64 in all" of two synchronous processes is 32."""
+    """The batch of one process; where the notes say 64 in all, each of two synchronous processes has 32."""
     seconds: float
     perplexities: tuple[float, ...]
     """At the end; one figure per process where the notes have them."""
@@ -28,7 +28,7 @@ class NotesRow(NamedTuple):
 
     @property
     def condition(self) -> tuple[int, int, int]:
-        """What an asynchronous and a synchronous row have in common that are compared."""
+        """An asynchronous and a synchronous row are compared if this is equal."""
         return self.devices, self.processes, self.batch_size
 
 

@@ -5,7 +5,6 @@ The folder is one of ``asyncsgd study speed_ladder``; all is read from its run f
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,34 +40,59 @@ from asyncsgd.studies.ladder import (
 )
 
 NOT_MEASURED = "not measured"
-UTILISATION = 0.9
-MEMORY = 0.9
-EPOCH = 1.2
-"""Stated before the runs: the least share of the processors that is busy, the largest share of the memory that is used,
-and how many times the predicted seconds an epoch may take."""
-TRAINING = (
-    "samples_per_second",
-    "warmup_seconds",
-    "loss",
-    "score",
-    "memory_gib",
-    "gpu_gib",
-    "busy_cores",
-    "busy_gpu",
-)
-"""Columns of a table of measured trainings, a row for each turn or seed: the rate after the warm-up, and the seconds of
-this, in which a compiler works; loss and score at the end; the sum of the peaks of all processes. `busy_gpu` is a share
-of the looks. What is not known of the use of cores and GPUs is nan."""
-RUNGS = ("name", "box", "flags", "word", "in_stack", "reason", "speed", "cumulative", "loss_change")
-"""Columns of the table of rungs, beside the medians of `TRAINING` with it. `box`: line of the checklist. `word`: kept,
-does not pay, left out for the score, or for a `reason` not measured or not comparable. `in_stack`: of the final stack,
-which the first rung always is, being the library itself. `speed`: against the rung before. `cumulative`: product of the
-medians of the rungs in the final stack up to here. `loss_change`: of the evaluation loss after equal samples, with it -
-before it."""
+MIN_BUSY = 0.9
+"""The least share of the processors that has to be busy. It was stated before the runs, as the next two."""
+MAX_MEMORY = 0.9
+"""The largest share of the memory that may be used."""
+MAX_EPOCH = 1.2
+"""How many times the predicted seconds an epoch may take."""
+
+
+class Training(NamedTuple):
+    """A row of a table of measured trainings, one for each turn or seed. What is not known is nan."""
+
+    samples_per_second: float
+    """The rate after the warm-up."""
+    warmup_seconds: float
+    """The seconds of the warm-up, in which a compiler works."""
+    loss: float
+    """The loss at the end."""
+    score: float
+    """The score at the end."""
+    memory_gib: float
+    """The sum of the peaks of all processes."""
+    gpu_gib: float
+    """The same on GPUs."""
+    busy_cores: float
+    busy_gpu: float
+    """The mean share of the GPUs that was busy when they were read."""
+
+
+TRAINING = Training._fields
+
+
+class RungRow(NamedTuple):
+    """A row of the table of rungs, which also has the medians of `Training` with the rung."""
+
+    name: str
+    box: str
+    """The line of the checklist that it belongs to."""
+    flags: str
+    word: str
+    """`kept`, `does not pay`, `left out for the score`; or, for a `reason`, `not measured` or `not comparable`."""
+    in_stack: bool
+    """Whether it is in the final stack. The first rung, the library itself, always is."""
+    reason: str
+    speed: Speed
+    """The rates against those of the rung before."""
+    cumulative: float
+    """The product of the medians of the rungs of the final stack up to here."""
+    loss_change: Interval
+    """The evaluation loss after equal samples, with the rung - before it."""
 
 
 class Speed(NamedTuple):
-    """Ratios of two rates that were measured in turns, one from each turn: machines drift."""
+    """The ratios of two rates. Both are measured in each turn, since a machine may become slower or faster."""
 
     median: float
     lowest: float
@@ -88,18 +112,18 @@ class Sides(NamedTuple):
 
     before: DataFrame
     after: DataFrame
-    """With the columns of `TRAINING`, a row for each turn or seed, which is its index."""
+    """Rows of `Training`, by turn or seed."""
     gated: ArmsCompared
     """How their runs compare."""
 
     @property
     def unlike(self) -> str:
-        """Why nothing of them is compared; empty where it is."""
+        """Why the trainings are not compared; empty where they are."""
         return self.gated.why_not_comparable
 
     @property
     def untimed(self) -> str:
-        """Why seconds of some turns are not compared; empty where they are."""
+        """Why the seconds of some turns are not compared; empty where all are."""
         return self.gated.why_not_comparable or self.gated.why_untimed
 
     @property
@@ -131,7 +155,7 @@ UNMEASURED = Sides(NOTHING, NOTHING, ArmsCompared({}))
 
 
 class Stack(NamedTuple):
-    """Several rungs together, beside the naive loop on the same seeds."""
+    """Several rungs together, compared with the naive loop on the same seeds."""
 
     rungs: list[str]
     sides: Sides
@@ -152,41 +176,41 @@ class Stack(NamedTuple):
 
 
 class Ladder(NamedTuple):
-    """One task: its rungs, and stacks of them beside the naive loop."""
+    """One task: its rungs, and stacks of rungs compared with the naive loop."""
 
     given: Mapping[str, Any]
-    """What was stated, and is known of its texts: `task`, `data`, `epoch`, `longest`, `operations`, `score`,
-    `score_at_start`, `margin`, `loss_margin`, `turns`, `climb_samples`, and `samples` of the proof."""
+    """What was stated before the runs, and facts on the texts: `task`, `data`, `epoch`, `longest`, `operations`,
+    `score`, `score_at_start`, `margin`, `loss_margin`, `turns`, `climb_samples`, and `samples` of the proof."""
     rungs: DataFrame
-    """With the columns of `RUNGS` and `TRAINING`."""
+    """Its rows are `RungRow` and `Training`."""
     naive: DataFrame
     stacks: list[Stack]
-    """Of rungs that pay: the first leaves updates as they were, each further one has one rung more."""
+    """Stacks of rungs that pay. The first one leaves updates as they were; each further one has one rung more."""
     final: Stack
-    """See `final_of`."""
+    """The stack that `final_of` chooses."""
     not_compared: list[str]
     """Sentences on trainings that are not compared, and why."""
 
     @property
     def factors(self) -> list[float]:
-        """Of the rungs in the stack."""
+        """The median ratio of each rung in the final stack."""
         return [rung.speed.median for rung in self.rungs[self.rungs["in_stack"]].itertuples()]
 
     @property
     def predicted(self) -> float:
-        """The product of the rungs in the stack: what they come to if none changes another."""
+        """The product of these factors: the speed-up of the final stack if no rung changes what another gains."""
         return math.prod(self.factors)
 
     @property
     def num_done(self) -> int:
-        """Trainings that came to their end; both sides of a turn count."""
+        """The number of trainings that came to their end; a turn has two."""
         is_measured = ~self.rungs["word"].eq(NOT_MEASURED)
         turns = int(self.given["turns"])
         return 2 * turns * int(is_measured.sum()) + len(self.naive) * (1 + len(self.stacks))
 
     @property
     def num_planned(self) -> int:
-        """Trainings without those of rungs that were left out."""
+        """The number of trainings that were meant to be made."""
         return self.num_done + 2 * int(self.given["turns"]) * int((self.rungs["reason"] == NO_MEMORY).sum())
 
     def epoch_seconds(self, trainings: DataFrame) -> float:
@@ -195,7 +219,7 @@ class Ladder(NamedTuple):
 
 
 class Ladders(NamedTuple):
-    """All that was measured."""
+    """The ladders of all tasks, which were measured on one machine."""
 
     machine: Mapping[str, Any]
     ladders: list[Ladder]
@@ -225,7 +249,7 @@ def read(folder: Path) -> Ladders:
 
 
 def _read_task(folder: Path, config: LadderConfig, task: str, facts: Mapping[str, Any], devices: Devices) -> Ladder:
-    """What the runs of one task show."""
+    """The ladder of one task, from its run folders."""
     found = climb(config, task, devices, verdict_in(folder, config))
     proof_runs: dict[str, Path] = {}
     for _, arm in found.proof:
@@ -258,12 +282,12 @@ def _read_task(folder: Path, config: LadderConfig, task: str, facts: Mapping[str
 def ladder_of(
     given: Mapping[str, Any], rungs: Sequence[tuple[Climbed, Sides]], proof: Sequence[tuple[list[str], Sides]]
 ) -> Ladder:
-    """What measurements of one task show.
+    """The ladder of one task, from its measurements.
 
     Args:
         given: as `Ladder` has it.
-        rungs: each with its measurements.
-        proof: the rungs of every stack by name, and its measurements beside those of the naive loop.
+        rungs: each rung with its measurements.
+        proof: the names of the rungs of every stack, and its measurements with those of the naive loop.
     """
     stacks = [_stack(names, sides, given) for names, sides in proof]
     final = final_of(stacks)
@@ -279,7 +303,7 @@ def runs_of_arm(folder: Path, arm: Arm, seeds: Sequence[int]) -> dict[str, Path]
 
 
 def sides_of(folder: Path, config: LadderConfig, before: Arm, after: Arm, seeds: Sequence[int]) -> Sides:
-    """The runs of two arms, all of which are DONE."""
+    """The trainings of two arms, all of whose runs are DONE."""
     score = config.ladder.tasks[after.task].score
     tables = []
     rows = []
@@ -294,8 +318,9 @@ def sides_of(folder: Path, config: LadderConfig, before: Arm, after: Arm, seeds:
 
 
 def verdict_in(folder: Path, config: LadderConfig) -> Verdict:
-    """The verdict on a rung by the run folders of a study: it pays if the whole interval of the mean ratio of its rates
-    lies above 1.
+    """A function that gives the verdict on a rung from the run folders of a study.
+
+    A rung pays if the whole interval of the mean ratio of its rates lies above 1.
     """
 
     def verdict(before: Arm, after: Arm) -> str:
@@ -318,16 +343,21 @@ def verdict_in(folder: Path, config: LadderConfig) -> Verdict:
 
 
 def final_of(stacks: Sequence[Stack]) -> Stack:
-    """The fastest stack whose score is shown to be equivalent; where none is, the one that leaves updates as they were.
+    """The last stack before the first whose score is not shown to be equivalent, or the first stack.
 
     Stacks are tested one after the other, in an order that was decided beforehand, each at the level of a single test,
     up to the first that fails. So a stack that is called equivalent needs no correction for having been chosen (serial
     gatekeeping; Goeman and Solari 2010, "The sequential rejection principle of familywise error control"). With too few
-    seeds for a verdict it is the one of all rungs that pay.
+    seeds for a verdict it is the stack of all rungs that pay.
     """
     if all(stack.word == "too few seeds" for stack in stacks):
         return stacks[-1]
-    return [stacks[0], *itertools.takewhile(lambda stack: stack.keeps_the_score, stacks)][-1]
+    final = stacks[0]
+    for stack in stacks:
+        if not stack.keeps_the_score:
+            break
+        final = stack
+    return final
 
 
 def speed_up(before: Numbers, after: Numbers) -> Speed:
@@ -347,11 +377,11 @@ def speed_up(before: Numbers, after: Numbers) -> Speed:
 
 
 def training_of(folder: Path, warmup: int, score: str) -> dict[str, Any]:
-    """A run as a row of `TRAINING`, with its score before it; the rate is that after `warmup` samples."""
+    """A run as a row of `Training`, with its score before it; the rate is that after `warmup` samples."""
     row, curve = read_run(folder)
     scores = curve["loss" if score == "loss" else f"metric.{score}"]
     arrivals = [record for record in read_events(folder / EVENTS) if record["kind"] == "arrival"]
-    first = next(one for one in arrivals if one["total_samples"] >= warmup)
+    first = next(arrival for arrival in arrivals if arrival["total_samples"] >= warmup)
     last = arrivals[-1]
     seconds = last["train_seconds"] - first["train_seconds"]
     summary = read_json(folder / "summary.json")
@@ -366,7 +396,7 @@ def training_of(folder: Path, warmup: int, score: str) -> dict[str, Any]:
         "memory_gib": row["memory_gib"],
         "gpu_gib": row["gpu_gib"],
         "busy_cores": load["cores"] * load["own_share"],
-        "busy_gpu": float(np.mean([one["utilisation"] for one in gpus])),
+        "busy_gpu": float(np.mean([gpu["utilisation"] for gpu in gpus])),
     }
 
 
@@ -414,4 +444,4 @@ def _rungs(measured: Sequence[tuple[Climbed, Sides]], final: Sequence[str]) -> D
         row |= {"word": word, "reason": reason, "in_stack": in_stack, "speed": speed, "cumulative": product}
         row["loss_change"] = sides.change("loss")
         rows.append(row)
-    return DataFrame(rows, columns=[*RUNGS, *TRAINING])
+    return DataFrame(rows, columns=[*RungRow._fields, *TRAINING])

@@ -1,4 +1,4 @@
-"""What the page of a speed ladder shows: the block and the checklists of the guide, beside what was measured."""
+"""The page of a speed ladder: the block and the checklists of the guide, filled in with what was measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pandas import DataFrame
 
 from analysis import gallery, plots, tables
 from analysis import page as pages
-from analysis.ladder import EPOCH, MEMORY, UTILISATION, Ladder, Ladders, Speed, Stack, read
+from analysis.ladder import MAX_EPOCH, MAX_MEMORY, MIN_BUSY, Ladder, Ladders, Speed, Stack, read
 from analysis.questions import TIMES
 from analysis.stats import MINIMUM_PAIRS
 from analysis.tables import written
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from analysis.load import Study
 
 SEVERAL_DEVICES = ("All GPUs", "More workers")
-"""Boxes of the rungs that train on all devices."""
+"""The lines of the checklist whose rungs train on all devices."""
 TIMES_BEFORE = "times the rung before"
 FOR_RUNGS = (
     "Each rung in turns with the rungs kept before it, {climb_samples} samples a training; the first one against the "
@@ -78,7 +78,7 @@ def seeds(number: int) -> str:
 
 
 def block(ladder: Ladder) -> str:
-    """The guide's own block."""
+    """The block of text that the guide asks for."""
     given = ladder.given
     final = ladder.final
     fastest = ladder.stacks[-1]
@@ -159,7 +159,7 @@ def validation(ladder: Ladder, machine: Mapping[str, Any]) -> DataFrame:
             full[1] /= len(machine["gpus"])
     seconds = [ladder.epoch_seconds(side) for side in sides]
     predicted = seconds[0] / ladder.predicted
-    asked = f"{written(EPOCH * predicted)} or less, {ratio(EPOCH)} the predicted {written(predicted)}"
+    asked = f"{written(MAX_EPOCH * predicted)} or less, {ratio(MAX_EPOCH)} the predicted {written(predicted)}"
     change = final.sides.change("loss", 0.9)
     judged = not final.sides.unlike and len(ladder.naive) >= MINIMUM_PAIRS
     furthest = np.nanmax(np.abs(change[:3])) if judged else math.nan
@@ -171,13 +171,14 @@ def validation(ladder: Ladder, machine: Mapping[str, Any]) -> DataFrame:
     done = ladder.num_done
     planned = ladder.num_planned
     rows = [
-        (f"{device} busy", f"{percent(UTILISATION)} or more", *map(percent, busy),
-         known(busy[1], busy[1] >= UTILISATION)),
-        (f"{memory} used", f"{percent(MEMORY)} or less", *map(percent, full), known(full[1], full[1] <= MEMORY)),
+        (f"{device} busy", f"{percent(MIN_BUSY)} or more", *map(percent, busy),
+         is_passed(busy[1], busy[1] >= MIN_BUSY)),
+        (f"{memory} used", f"{percent(MAX_MEMORY)} or less", *map(percent, full),
+         is_passed(full[1], full[1] <= MAX_MEMORY)),
         ("seconds an epoch as predicted, or fewer", asked, *map(written, seconds),
-         known(predicted, seconds[1] <= EPOCH * predicted)),
+         is_passed(predicted, seconds[1] <= MAX_EPOCH * predicted)),
         ("loss as before", f"{loss_asked} nats, 90 % interval", losses[0], f"{losses[1]}, difference {change:z.3f}",
-         known(furthest, furthest < given["loss_margin"])),
+         is_passed(furthest, furthest < given["loss_margin"])),
         (f"score as before: {given['score']}", f"{score_asked}, 90 % interval", scores[0], f"{scores[1]}, {final.word}",
          final.keeps_the_score if judged else None),
         ("no training out of memory", "none", "-", ", ".join(lost) or "none", not lost),
@@ -186,14 +187,15 @@ def validation(ladder: Ladder, machine: Mapping[str, Any]) -> DataFrame:
     return DataFrame(rows, columns=["box", "stated", "before", "after", "passed"])
 
 
-def known(value: float, passed: bool) -> bool | None:
+def is_passed(value: float, passed: bool) -> bool | None:
+    """`passed`, or None where the value that it follows from is not known."""
     if math.isnan(value):
         return None
     return bool(passed)
 
 
 def prediction(ladder: Ladder) -> str:
-    """The guide's prediction beside what came of it."""
+    """The guide's prediction, and the share of it that was measured."""
     product = " x ".join(f"{factor:.2f}" for factor in ladder.factors)
     measured = ladder.final.speed.median
     if math.isnan(measured * ladder.predicted):
@@ -205,7 +207,7 @@ def prediction(ladder: Ladder) -> str:
 
 
 def gains(ladder: Ladder) -> list[str]:
-    """What the time that was gained buys; what was counted and not measured is marked."""
+    """What could be done in the time that was gained; what was counted and not measured is marked."""
     times = ladder.final.speed.median
     epoch = ladder.given["epoch"]
     operations = ladder.given["operations"]
@@ -313,7 +315,15 @@ def tables_of(ladder: Ladder, machine: Any) -> list[tuple[DataFrame, str, str]]:
     """The tables of one task with their titles and notes."""
     given = ladder.given
     boxes = validation(ladder, machine)
-    boxes["in a word"] = ["not known" if one is None else "passed" if one else "failed" for one in boxes.pop("passed")]
+    words = []
+    for passed in boxes.pop("passed"):
+        word = "failed"
+        if passed is None:
+            word = "not known"
+        elif passed:
+            word = "passed"
+        words.append(word)
+    boxes["in a word"] = words
     naive = ladder.naive["score"].mean()
     about_stacks = FOR_STACKS.format_map({**given, "naive": naive, "seeds": seeds(len(ladder.naive))})
     return [
@@ -324,7 +334,7 @@ def tables_of(ladder: Ladder, machine: Any) -> list[tuple[DataFrame, str, str]]:
 
 
 def warnings(found: Ladders) -> list[str]:
-    """What these measurements do not show."""
+    """What the measurements cannot show, and which were not compared."""
     lines = []
     if found.num_seeds < MINIMUM_PAIRS:
         bear = "1 seed bears" if found.num_seeds == 1 else f"{found.num_seeds} seeds bear"
@@ -399,7 +409,7 @@ def sentences_of(folder: Path) -> list[str]:
 
 
 def headlines(found: Ladders) -> list[str]:
-    """What a ladder shows, a task in a sentence."""
+    """The speed-up and the score of each task, in a sentence."""
     sentences = []
     for ladder in found.ladders:
         final = ladder.final

@@ -107,8 +107,8 @@ def figure(width: float = 4.9, height: float = 3.1, columns: int = 1) -> tuple[F
     with matplotlib.rc_context(STYLE):
         drawn = FigureWithoutMath(figsize=(width * columns, height))
         axes = drawn.subplots(1, columns, squeeze=False)[0]
-        for one in axes:
-            one.tick_params(color=MUTED)
+        for each_axes in axes:
+            each_axes.tick_params(color=MUTED)
         return drawn, axes
 
 

@@ -43,7 +43,7 @@ class Plan(NamedTuple):
     targets: Mapping[str, float]
     """Declared target losses by reference arm: of the registration, else of the plan."""
     sha256: str
-    """Of analysis.yaml."""
+    """The hash of analysis.yaml."""
     why_exploratory: str
     """Why nothing can be confirmed; empty where the registration stands."""
     problems: tuple[str, ...] = ()

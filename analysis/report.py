@@ -58,7 +58,8 @@ def _run(
         raise UsageError("--table goes with tables, not with the page; add --format md, latex or csv")
     from analysis.load import load
 
-    study = load(runs_dir, [name.strip() for name in arms.split(",")] if arms else ())
+    names = [name.strip() for name in arms.split(",")] if arms else []
+    study = load(runs_dir, names)
     if form == "html":
         file = study.report(out)
         print(study.verdict, file, sep="\n")
@@ -72,9 +73,10 @@ def _run(
     if figures is not None:
         from analysis.gallery import save
 
-        names = save(study, figures)
-        aside = sys.stdout if form == "html" or out is not None else sys.stderr  # not between the tables
-        print(f"{figures}: {len(names)} pictures, each as PDF and SVG", file=aside)
+        pictures = save(study, figures)
+        tables_are_printed = form != "html" and out is None
+        progress = sys.stderr if tables_are_printed else sys.stdout
+        print(f"{figures}: {len(pictures)} pictures, each as PDF and SVG", file=progress)
 
 
 def tables_of(study: Study, form: str, name: str | None) -> str:
@@ -99,10 +101,12 @@ def tables_of(study: Study, form: str, name: str | None) -> str:
 
 
 def _as_markdown(study: Study) -> str:
-    """The headlines with their small type, as the page begins with them."""
+    """The headlines with their details, as the page begins with them."""
     lines = []
-    for one in study.headlines:
-        lines += [f"**{one.text}**", "", *(f"- {detail}" for detail in one.details), ""]
+    for headline in study.headlines:
+        lines += [f"**{headline.text}**", ""]
+        lines += [f"- {detail}" for detail in headline.details]
+        lines.append("")
     return "\n".join(lines)
 
 

@@ -23,11 +23,11 @@ def report(folder: Path) -> None:
     Raises:
         UsageError: if it holds no finished ladder, or nothing can be written there.
     """
-    told = text(read(folder))
+    markdown = text(read(folder))
     file = folder / "report.html"
-    write(folder / "ladder.md", told)
+    write(folder / "ladder.md", markdown)
     write(file, render(special.page_of(load(folder), file, "speed_ladder")))
-    print(told)
+    print(markdown)
     print(f"page   {file}")
 
 

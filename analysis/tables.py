@@ -314,7 +314,7 @@ def _joined(names: Iterable[str]) -> str:
 
 
 def left_out(runs: DataFrame, tests: DataFrame) -> list[str]:
-    """What is in no number, and why."""
+    """Which runs and pairs are in no number, and why."""
     lines = []
     for run in runs[runs["left_out"] != ""].itertuples():
         lines.append(f"{run.run}: {run.left_out}")
@@ -338,7 +338,7 @@ def written(value: Any) -> str:
     """
     if isinstance(value, Interval):
         return _written_interval(value)
-    if value is None or value is pd.NA or value != value or value == "":
+    if value is None or value is pd.NA or value == "" or value != value:  # only nan is unlike itself
         return MISSING
     if isinstance(value, bool | np.bool):
         return "yes" if value else "no"

@@ -23,7 +23,7 @@ from asyncsgd.records.events import EVENTS, read_events
 from asyncsgd.records.run_folder import find_run
 
 COLOURS = {"compute": "#029e73", "wait": "#dddddd", "pull": "#0173b2", "push": "#de8f05", "apply": "#cc78bc"}
-"""Of seaborn's colour-blind-safe palette, and a light grey for waiting."""
+"""Colours of seaborn's palette for the colour-blind, and a light grey for waiting."""
 SERVER = "server"
 
 

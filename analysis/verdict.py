@@ -43,7 +43,7 @@ def endpoint_in_words(endpoint: str) -> str:
 
 
 class Headline(NamedTuple):
-    """What is said at the top of one comparison."""
+    """The sentences on one comparison."""
 
     text: str
     details: tuple[str, ...]
@@ -159,7 +159,7 @@ def _second_endpoint(row: Any, of_arms: DataFrame) -> str:
 
 
 def sentence(row: Any, ours: str, theirs: str, *, already_named: bool) -> str:
-    """What one row shows; without the names of the arms where a sentence before has them."""
+    """The sentence on one row. It leaves out the names of the arms if an earlier sentence has them."""
     what = endpoint_in_words(row.endpoint)
     whose = f"its {what}" if already_named else f"the {what} of {ours}"
     if row.word == "not comparable":
@@ -174,8 +174,8 @@ def sentence(row: Any, ours: str, theirs: str, *, already_named: bool) -> str:
     if math.isnan(row.p):
         return f"nothing is shown about {whose}: {row.reason}"
     if row.word == "undecided":
-        told = f": {row.between}" if is_undecided_by_gaps(row) else _interval_tail(row, unit)
-        return f"whether {whose} is better or worse{than} is undecided{told}"
+        tail = f": {row.between}" if is_undecided_by_gaps(row) else _interval_tail(row, unit)
+        return f"whether {whose} is better or worse{than} is undecided{tail}"
     if row.word == "equivalent":
         return f"{whose} is equivalent{to} within ±{row.margin:g}{unit}"
     if math.isnan(row.estimate):

@@ -84,7 +84,8 @@ HEADINGS = {
 }
 """Columns of the table of ways."""
 STAGES = ("replica", "stage", "computed", "passed", "exchanged", "sent")
-"""What a stage of a pipeline records: seconds computed, passed and exchanged, and bytes sent."""
+"""What a stage of a pipeline records: the seconds that it computed, the seconds from the first pass of each batch to
+the last one (`passed`), the seconds in which it exchanged gradients, and the bytes that it sent."""
 ABOUT_WAYS = (
     "Bubble: 1 - (mean seconds that a stage computed) / (seconds of the first stage). Beside the formula's wait it "
     "has transfers, unequal stages, and other processes on the same cores. Exchanging: share of the training "
@@ -210,10 +211,10 @@ def _traffic_counted(run: Mapping[str, Any], stages: DataFrame) -> dict[str, flo
     """As the stages of a pipeline counted them."""
     processes = len(stages[["replica", "stage"]].drop_duplicates())
     first = stages[stages["stage"] == 0]
-    passed = first["passed"].sum() / first["replica"].nunique()
+    wall_seconds = first["passed"].sum() / first["replica"].nunique()
     computed = stages["computed"].astype(float).sum(skipna=False) / processes
     return {
-        "bubble": 1 - computed / passed,
+        "bubble": 1 - computed / wall_seconds,
         "exchange": stages["exchanged"].sum() / processes / run["seconds"],
         "bytes_per_sample": stages["sent"].sum() / run["samples"],
     }
@@ -270,7 +271,7 @@ def above_never_answering(ways: DataFrame) -> list[str]:
 
 
 def parts_of(found: Comparisons, ways: DataFrame) -> list[TablePart]:
-    """What stages wait for, and scores where the task has any."""
+    """The table of ways, and that of scores where the task has any."""
     parts = []
     if len(ways):
         parts.append(exchanges_of(ways))
@@ -280,7 +281,7 @@ def parts_of(found: Comparisons, ways: DataFrame) -> list[TablePart]:
 
 
 def exchanges_of(ways: DataFrame) -> TablePart:
-    """What stages wait for and what is sent."""
+    """The table of ways: what stages wait for and what is sent."""
     shown = ways.assign(bytes_per_sample=ways["bytes_per_sample"] / 1e3)
     notes = [ABOUT_WAYS]
     crowded = ways["oversubscribed"].astype(bool)
@@ -292,7 +293,7 @@ def exchanges_of(ways: DataFrame) -> TablePart:
 
 
 def scores_of(ways: DataFrame, pictures: tuple[Drawing, ...] = ()) -> TablePart:
-    """Scores beside the loss and the seconds."""
+    """The table of scores, with the loss and the seconds."""
     names = ways[["model", "name"]]
     metrics = DataFrame([*ways["metrics"]])
     others = ways[["answerable", "best_f1", "loss", "seconds"]]
@@ -306,7 +307,7 @@ def scores_of(ways: DataFrame, pictures: tuple[Drawing, ...] = ()) -> TablePart:
 
 
 def f1_pictures(found: Comparisons, ways: DataFrame) -> Iterator[Drawing]:
-    """F1 against samples beside that of a model that never answers, a picture for each model; none for other tasks."""
+    """F1 against samples, with that of a model that never answers; a picture for each model, none for other tasks."""
     caption = "Means over seeds. Dashes: a model that never answers."
     styles = styles_of(found)
     has_curve = ways["curve"].map(len) > 0
@@ -331,7 +332,7 @@ def _draw_f1(axes: Any, ways: DataFrame, styles: Mapping[str, Any]) -> str:
 
 
 def addition(study: Study) -> Addition:
-    """What a study of ways to spread a training has on its page."""
+    """The part of a page on the ways to spread a training."""
     found = read(study.folder)
     ways = ways_of(found)
     return addition_of(found, [*parts_of_comparisons(found), *parts_of(found, ways)])
