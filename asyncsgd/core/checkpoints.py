@@ -235,7 +235,10 @@ class Saver:
         except (OSError, RuntimeError) as error:  # torch says in a RuntimeError that a disk is full
             with contextlib.suppress(OSError):
                 partial.unlink()
-            why = reason(error) if isinstance(error, OSError) else str(error).splitlines()[0]
+            if isinstance(error, OSError):
+                why = reason(error)
+            else:
+                why = str(error).splitlines()[0]
             earlier = [found.name for found in _all(folder) if found.name < name]
             left = f"the last good one is {earlier[-1]}" if earlier else "there is none before it"
             self._tell(f"checkpoint {name} could not be written ({why}); the run goes on, and {left}")

@@ -204,8 +204,10 @@ class Optimizer:
     def _cut(self, vector: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Views of `vector`, those that weight decay acts on and the others: one of each, or one of each tensor."""
         if not self._tensor_by_tensor:
-            parts = vector.split([self._num_decayed, len(vector) - self._num_decayed])
-            return [part for part in parts[:1] if len(part)], [part for part in parts[1:] if len(part)]
+            decayed, undecayed = vector.split([self._num_decayed, len(vector) - self._num_decayed])
+            decayed_parts = [decayed] if len(decayed) else []
+            undecayed_parts = [undecayed] if len(undecayed) else []
+            return decayed_parts, undecayed_parts
         views = list(self._layout.views(vector).values())
         number = sum(offset < self._num_decayed for offset in self._layout.offsets)
         return views[:number], views[number:]

@@ -442,7 +442,8 @@ class UnchangedBuffers:
 def _digest(tensor: Tensor | None) -> tuple[object, ...]:
     if tensor is None:
         return ()
-    content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    elements = tensor.detach().cpu().contiguous().flatten()
+    content = elements.view(torch.uint8).numpy()
     return tensor.shape, tensor.dtype, zlib.crc32(content.data)
 
 

@@ -177,7 +177,9 @@ class Server(Starter):
         """Tell the rule what happened, carry out its reply, and return what starts and stops, with the record."""
         if isinstance(happened, Arrived):
             return self._arrive(happened)
-        return self._join(happened.worker) if isinstance(happened, Joined) else self._leave(happened)
+        if isinstance(happened, Joined):
+            return self._join(happened.worker)
+        return self._leave(happened)
 
     def _arrive(self, arrived: Arrived) -> Step:
         """Handle a gradient that has arrived.
@@ -231,10 +233,11 @@ class Server(Starter):
         self._replica = None
         if not self._records:
             return Step(start, stop, stepped)
+        outcome = HELD
         if dispatch in drops:
             outcome = DROPPED
-        else:
-            outcome = APPLIED if any(used == dispatch for used, _ in uses) else HELD
+        elif any(used == dispatch for used, _ in uses):
+            outcome = APPLIED
         now = self._clock()
         taken = arrived.taken
         # By position, in the order of its fields: by name it would take a microsecond more.

@@ -29,7 +29,9 @@ def state_of(part: Any) -> Any:
         return {name: state_of(getattr(part, name)) for name in part.KEPT}
     if hasattr(part, "state_dict"):
         return part.state_dict()
-    return {key: state_of(value) for key, value in part.items()} if type(part) is dict else part
+    if type(part) is dict:
+        return {key: state_of(value) for key, value in part.items()}
+    return part
 
 
 def restore(part: Any, state: State) -> None:

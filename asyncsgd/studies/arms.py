@@ -113,7 +113,10 @@ def arms_of(
         own_keys = {key: given[key] for key in given if key not in ("tune", "conditions")}
         own = settings_of(own_keys, where)
         all_keys = {"algorithm": algorithm, **base, **condition, **own}  # what an entry of `exclude` may name
-        matching = [entry for entry in excluded if all(all_keys.get(key) == entry[key] for key in entry)]
+        matching = []
+        for entry in excluded:
+            if all(all_keys.get(key) == entry[key] for key in entry):
+                matching.append(entry)
         unmatched = [entry for entry in unmatched if entry not in matching]
         if matching:
             continue
@@ -208,7 +211,9 @@ def crossed(settings: GivenSettings) -> list[Settings]:
     >>> crossed({"nproc": [2, 4], "clock": "virtual"})
     [{'nproc': 2, 'clock': 'virtual'}, {'nproc': 4, 'clock': 'virtual'}]
     """
-    axes = [value if isinstance(value, list) else [value] for value in settings.values()]
+    axes = []
+    for value in settings.values():
+        axes.append(value if isinstance(value, list) else [value])
     return [dict(zip(settings, point, strict=True)) for point in itertools.product(*axes)]
 
 

@@ -183,12 +183,10 @@ def two_stages(given: GivenSettings) -> tuple[Settings, Chain]:
     with_arms = _stage_with_arms(parts, names)
     tasks, stages = _stages_without_arms(parts, names, with_arms)
     last = len(parts) - 1
-    chain = Chain(
-        tasks[with_arms],
-        before=tuple(stage for stage in stages if stage.number < with_arms),
-        after=tuple(stage for stage in stages if with_arms < stage.number < last),
-        tuned_last=next((stage for stage in stages if stage.number == last), None),
-    )
+    before = [stage for stage in stages if stage.number < with_arms]
+    after = [stage for stage in stages if with_arms < stage.number < last]
+    tuned_last = stages[-1] if stages and stages[-1].number == last else None
+    chain = Chain(tasks[with_arms], tuple(before), tuple(after), tuned_last)
     if chain.on_tuning_seeds and given.get("analysis") is None:
         raise UsageError(
             f"stages.{chain.on_tuning_seeds[-1].name}: tune needs analysis: {{reference: ARM}}, whose models it tries"

@@ -63,11 +63,13 @@ def config_of(
     base = {**_settings_of_task(task), **_settings_of("base", shared)}
     if not {"samples", "seconds"} & base.keys():
         raise UsageError("a run needs an end; give samples=10_000 or seconds=60")
+    algorithms = {str(name): _settings_of_arm(str(name), arm, runtime) for name, arm in arms.items()}
+    study_name = re.sub(r"[^A-Za-z0-9]+", "_", task.name).strip("_")
     config: Settings = {
-        "name": re.sub(r"[^A-Za-z0-9]+", "_", task.name).strip("_") or "study",
+        "name": study_name or "study",
         "task": name_of(task),
         "base": base,
-        "algorithms": {str(name): _settings_of_arm(str(name), arm, runtime) for name, arm in arms.items()},
+        "algorithms": algorithms,
         "seeds": test_seeds,
     }
     last = max(test_seeds)

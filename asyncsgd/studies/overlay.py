@@ -93,7 +93,10 @@ def _laid(old: Any, value: Any, where: str) -> Any:
     if isinstance(old, Mapping):
         return lay_over(old, value, where)
     by_name = _by_name(old)
-    return value if by_name is None else list(lay_over(by_name, value, where).values())
+    if by_name is None:
+        return value
+    merged = lay_over(by_name, value, where)
+    return list(merged.values())
 
 
 def _by_name(part: Any) -> Settings | None:

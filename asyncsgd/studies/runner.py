@@ -229,7 +229,9 @@ class Runner:
         metrics = summary.get("metrics") or {}
         task = job.settings.task
         has_head = getattr(task, "has_head", False)
-        score = next(iter(task.scored_by())) if has_head else None
+        score = None
+        if has_head:
+            score = next(iter(task.scored_by()))
         result = ""
         if score is not None and isinstance(metrics.get(score), float):
             result = f"{words_of_score(score)} {metrics[score]:.4f}"

@@ -186,8 +186,9 @@ class Peers(abc.ABC, Generic[R]):
             if not self.rule.lock_step:
                 return Step(works, record=record)
             # In lock-step nobody starts before the last worker has joined.
-            everybody = happened.worker == self._num_workers - 1
-            return Step(list(self.in_flight.values()) if everybody else (), record=record)
+            if happened.worker < self._num_workers - 1:
+                return Step(record=record)
+            return Step(list(self.in_flight.values()), record=record)
         assert isinstance(happened, Arrived)  # nobody leaves
         work = happened.work
         gradient = happened.gradient
