@@ -28,7 +28,7 @@ from analysis.meanings import (
     means_the_same,
 )
 from analysis.questions import Plan
-from analysis.runs import MACHINE, RunRow, each
+from analysis.runs import MACHINE, RunPair, RunRow, each
 from asyncsgd.settings.flags import specs_of
 from asyncsgd.settings.groups import MEANINGFUL_FOR, Budget, Job, Machine, Steps
 
@@ -130,7 +130,7 @@ def compare_runs(ours: RunRow, theirs: RunRow, allowed: set[str], *, fine_tuned:
     return found
 
 
-def _compare_settings(both: tuple[RunRow, RunRow], allowed: set[str], found: RunsCompared) -> None:
+def _compare_settings(both: RunPair, allowed: set[str], found: RunsCompared) -> None:
     """Add to `found` the settings of two runs that differ, or are not known."""
     settings = {*both[0].asked, *both[1].asked} - {"normalises_over_batch"}
     for key in sorted(settings, key=_budgets_first):
@@ -148,7 +148,7 @@ def _compare_settings(both: tuple[RunRow, RunRow], allowed: set[str], found: Run
             found.timing_refusals[key] = _both(key, both, shown)
 
 
-def _compare_machines(both: tuple[RunRow, RunRow], allowed: set[str], found: RunsCompared) -> None:
+def _compare_machines(both: RunPair, allowed: set[str], found: RunsCompared) -> None:
     """Add to `found` in what two machines differ, the clocks, and what other programs used of the machines."""
     ours, theirs = both
     for column, words in MACHINE.items():
@@ -241,13 +241,13 @@ def settings_that_differ(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> 
     return different
 
 
-def _only_rounds(key: str, both: Sequence[RunRow]) -> bool:
+def _only_rounds(key: str, both: RunPair) -> bool:
     """Whether a setting is in `MENTIONED`; micro-batches count only where no layer normalises over the batch."""
     by_batch = any(run.asked.get("normalises_over_batch") for run in both)
     return key in MENTIONED and not (key == "micro_batches" and by_batch)
 
 
-def _follows(key: str, both: Sequence[RunRow], allowed: set[str]) -> bool:
+def _follows(key: str, both: RunPair, allowed: set[str]) -> bool:
     """Whether a setting differs only because others do in which the arms may differ.
 
     That is so for a setting that has a meaning for some modes or optimizers alone, where one of the runs has another
@@ -265,7 +265,7 @@ def _follows(key: str, both: Sequence[RunRow], allowed: set[str]) -> bool:
     return meanings_in_runs(key, both) == defaults
 
 
-def _differ_in_the_task(both: Sequence[RunRow], allowed: set[str]) -> bool:
+def _differ_in_the_task(both: RunPair, allowed: set[str]) -> bool:
     """Whether two runs differ in a field of the task in which they may, such as one of augmentation."""
     of_the_task = allowed - {"batch_size"}
     for flag_group in (Job, Budget, Steps, Machine):
@@ -318,7 +318,7 @@ def _is_known(value: Any) -> bool:
     return not (value is None or pd.isna(value) or value == "")
 
 
-def _values(key: str, both: Sequence[RunRow], texts: Sequence[str]) -> list[str]:
+def _values(key: str, both: RunPair, texts: Sequence[str]) -> list[str]:
     """The value of a setting in each of two runs, as it is shown."""
     shown = []
     for run, text in zip(both, texts, strict=True):
@@ -327,7 +327,7 @@ def _values(key: str, both: Sequence[RunRow], texts: Sequence[str]) -> list[str]
     return shown
 
 
-def _both(words: str, both: Sequence[RunRow], shown: Sequence[str]) -> str:
+def _both(words: str, both: RunPair, shown: Sequence[str]) -> str:
     return f"{words} of {both[0].arm}: {shown[0]}; of {both[1].arm}: {shown[1]}"
 
 

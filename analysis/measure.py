@@ -21,7 +21,7 @@ from analysis.curves import (
     until_shared,
 )
 from analysis.pairs import Pairs
-from analysis.runs import Columns, Note
+from analysis.runs import Columns, Note, RunPair
 from analysis.stats import Array, Numbers
 
 BY_RANKS = Note("a diverged run is worse than any other, so the pairs are compared by ranks")
@@ -249,7 +249,7 @@ class Measure:
         seeds = [ours.seed for ours, _ in run_pairs]
         return values_of(capped[:, 0], capped[:, 1], seeds, **limits)
 
-    def _caveats_on_stopped(self, run_pairs: Sequence[tuple[Any, Any]]) -> tuple[str, ...]:
+    def _caveats_on_stopped(self, run_pairs: Sequence[RunPair]) -> tuple[str, ...]:
         """Whether runs stopped at a target that one arm looked out for more often: it sees a low loss sooner."""
         if not any(self.stopped(run) for pair in run_pairs for run in pair):
             return ()
@@ -263,9 +263,7 @@ class Measure:
         more = f"{often} was evaluated {longer_step / step:.3g} times as often as {seldom}"
         return (f"Runs stopped where they were first seen at their target, and {more}, which alone makes it sooner.",)
 
-    def _notes_on_risen(
-        self, run_pairs: Sequence[tuple[Any, Any]], reached: NDArray[np.bool], target: float
-    ) -> Iterator[Note]:
+    def _notes_on_risen(self, run_pairs: Sequence[RunPair], reached: NDArray[np.bool], target: float) -> Iterator[Note]:
         """How many runs of each arm were at the target and do not hold it at their end."""
         for side, runs in enumerate(zip(*run_pairs, strict=True)):
             count = 0
@@ -298,7 +296,7 @@ class Measure:
         return max(ends.values()), LONGEST_RUN
 
 
-def _timed_pairs(pairs: Pairs) -> list[tuple[Any, Any]]:
+def _timed_pairs(pairs: Pairs) -> list[RunPair]:
     """The pairs whose seconds are compared."""
     return [pair for pair in pairs.run_pairs if pair[0].seed not in pairs.why_untimed]
 

@@ -23,7 +23,7 @@ from analysis.gate import (
     each_once,
 )
 from analysis.questions import Plan
-from analysis.runs import FROM_SCRATCH, Note, RunRow, each, listed, rows_with
+from analysis.runs import FROM_SCRATCH, Note, RunPair, each, listed, rows_with
 from asyncsgd.studies.arms import differing
 
 SAME_BATCH = 0.01
@@ -53,7 +53,7 @@ class Pairs(NamedTuple):
     reference: str
     group: str
     clock: str
-    run_pairs: list[tuple[RunRow, RunRow]]
+    run_pairs: list[RunPair]
     """For each seed, the run of the treatment and the run of the reference."""
     left_out: str
     """Seeds that are not counted, and why."""

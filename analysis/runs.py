@@ -84,6 +84,10 @@ class RunRow(NamedTuple):
     path: Path
 
 
+RunPair: TypeAlias = tuple[RunRow, RunRow]
+"""The run of the treatment and the run of the reference with one seed."""
+
+
 class Note(str):
     """A sentence on what limits an answer; its `kind` says where a report shows it, whatever its words are.
 

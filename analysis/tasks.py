@@ -184,15 +184,8 @@ def across(tasks: Sequence[PrimaryCondition], generator: np.random.Generator) ->
     Raises:
         UsageError: below 3 tasks, or where their clocks or references do not go together.
     """
-    if len(tasks) < MINIMUM_TASKS:
-        raise UsageError(f"{len(tasks)} tasks; a statement over tasks needs {MINIMUM_TASKS} studies or more")
+    _check_comparable(tasks)
     first = tasks[0]
-    if any((task.clock, task.reference) != (first.clock, first.reference) for task in tasks):
-        got = ", ".join(f"{task.name} ({task.reference}, {task.clock} clock)" for task in tasks)
-        raise UsageError(f"studies of one clock and one reference go together, got {got}")
-    for one, other in itertools.combinations(tasks, 2):
-        if one.models & other.models:
-            raise UsageError(f"{one.name} and {other.name} hold runs of the same parameters: a study counts once")
     shared = [name for name in first.scores if all(name in task.scores for task in tasks)]
     counts = [len(task.scores) for task in tasks]
     fewest = min(counts)
@@ -226,6 +219,18 @@ def across(tasks: Sequence[PrimaryCondition], generator: np.random.Generator) ->
         time_scores=time_scores,
         why_untimed="; ".join(f"{task.name}: {task.why_untimed}" for task in tasks if task.why_untimed),
     )
+
+
+def _check_comparable(tasks: Sequence[PrimaryCondition]) -> None:
+    """Refuse tasks over which nothing can be said."""
+    if len(tasks) < MINIMUM_TASKS:
+        raise UsageError(f"{len(tasks)} tasks; a statement over tasks needs {MINIMUM_TASKS} studies or more")
+    if len({(task.clock, task.reference) for task in tasks}) > 1:
+        got = ", ".join(f"{task.name} ({task.reference}, {task.clock} clock)" for task in tasks)
+        raise UsageError(f"studies of one clock and one reference go together, got {got}")
+    for task, other in itertools.combinations(tasks, 2):
+        if task.models & other.models:
+            raise UsageError(f"{task.name} and {other.name} hold runs of the same parameters: a study counts once")
 
 
 def lines(found: Across) -> list[str]:
