@@ -23,11 +23,11 @@ IN_TABLE = [
 
 
 @pytest.fixture
-def typed(tmp_path):
-    """What a command prints, typed in a folder that has the experiments."""
+def typed(tmp_path, gallery):
+    """What a command prints, typed in a folder that has the experiments; all tests have the same cache."""
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    environment |= {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment |= {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(gallery / "home")}
 
     def run(command):
         command = re.sub(r"^asyncsgd ", "python -m asyncsgd ", command)  # an old installation lacks the script
@@ -90,14 +90,16 @@ def test_without_the_guard_one_message_says_what_is_missing(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_the_first_two_commands_print_what_the_page_says_and_the_table_has_both(typed):
+def test_the_first_two_commands_print_what_the_page_says_and_the_table_has_both(typed, tmp_path, gallery, monkeypatch):
     few = " --samples 320 --evaluations 2 --eval-samples 32"
     printed = typed(FIRST.strip().partition(" && ")[2] + few)
     for word in ("run    runs/stilt_mlm-async-w4-s0-", "task   masked_lm", "   samples   updates   train_s  eval_loss"):
         assert f"\n{word}" in printed
         assert f"\n{word}" in f"\n{PRINTED}"
     sync, compare = NOW.splitlines()
-    typed(sync + few)
+    monkeypatch.chdir(tmp_path)
+    script = sync.removeprefix("torchrun experiments/")
+    assert cli(f"{script}{few} --cache-dir {gallery / 'home' / 'asyncsgd'}").code == 0
     table = typed(compare)
     assert re.search(r"^ *async .* 1/1 ", table, re.MULTILINE)
     assert re.search(r"^ *sync .* 1/1 ", table, re.MULTILINE)

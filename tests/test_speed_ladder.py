@@ -9,11 +9,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 from commands import Command, until
-from doors import cli
+from doors import Ended, cli
 from gallery import sentences
 
 from analysis.ladder import read
@@ -252,11 +253,8 @@ def test_the_naive_loop_predicts_15_of_100_words_and_no_special_ones():
     assert (changed[chosen] == input_ids[chosen]).float().mean().item() == pytest.approx(0.1, abs=0.02)
 
 
-@pytest.fixture
-def words(tmp_path, monkeypatch):
-    """What is typed for a small ladder of both tasks, in a folder that has the data; three rungs are left out."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.chdir(tmp_path)
+def words():
+    """What is typed for a small ladder of both tasks, whose data are made in this folder; three rungs are left out."""
     Path("text.txt").write_text(sentences(120, seed=0))
     rows = [f"{line},{'AB'[number % 2]}" for number, line in enumerate(sentences(120, seed=1).splitlines())]
     Path("labelled").mkdir()
@@ -286,16 +284,48 @@ def finished():
     return {file.parent: file.stat().st_mtime_ns for file in Path("out").rglob("summary.json")}
 
 
+class Climbed(NamedTuple):
+    """A small ladder of both tasks that was killed twice and has then ended."""
+
+    folder: Path
+    plans: list[set[str]]
+    """The folders of the runs that were planned at each kill."""
+    before: dict[Path, int]
+    """What had `finished` at the second kill."""
+    ended: Ended
+
+
+@pytest.fixture(scope="module")
+def climbed_once(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ladder")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.chdir(folder)
+        line = words()
+        plans = []
+        for number in (3, 20):
+            running = Command([sys.executable, "-m", "asyncsgd", "study", *line], folder)
+            try:
+                until(lambda number=number: len(finished()) >= number, f"{number} runs", 600)
+            finally:
+                running.end()
+            plans.append({*planned()})
+        before = finished()
+        return Climbed(folder, plans, before, cli(["asyncsgd", "study", *line]))
+
+
+@pytest.fixture
+def climbed(climbed_once, monkeypatch):
+    """A ladder, in whose folder this process is."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(climbed_once.folder)
+    return climbed_once
+
+
 @pytest.mark.slow
 @pytest.mark.processes
-def test_a_naive_run_is_the_plain_loop_bit_for_bit_and_is_recorded_as_every_run_is(words, tmp_path):
-    """The training is ended after its first run of the naive loop, which needs no other one."""
-    running = Command([sys.executable, "-m", "asyncsgd", "study", *words], tmp_path)
+def test_a_naive_run_is_the_plain_loop_bit_for_bit_and_is_recorded_as_every_run_is(climbed):
     folder = Path("out/masked_lm") / FIRST / "before/s0"
-    try:
-        until((folder / "summary.json").is_file, "a run of the naive loop", 300)
-    finally:
-        running.end()
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["status"], summary["experiment"], summary["num_samples"]) == ("DONE", "naive_loop", 48)
     arrivals = [record for record in read_events(folder / "events.jsonl") if record["kind"] == "arrival"]
@@ -324,25 +354,14 @@ def test_a_naive_run_is_the_plain_loop_bit_for_bit_and_is_recorded_as_every_run_
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_a_small_ladder_of_both_tasks_that_is_killed_goes_on_with_its_plan_and_is_reported(words, tmp_path):
-    known = []
-    for number in (3, 20):
-        running = Command([sys.executable, "-m", "asyncsgd", "study", *words], tmp_path)
-        try:
-            until(lambda number=number: len(finished()) >= number, f"{number} runs", 600)
-        finally:
-            running.end()
-        assert {*known} <= {*planned()}
-        known = planned()
-    before = finished()
-    ended = cli(["asyncsgd", "study", *words])
-    assert ended.code == 0, ended.err
-    assert before.items() <= finished().items()
-    assert {*known} <= {*planned()}
-    assert {folder.relative_to("out").as_posix() for folder in finished() if ".before-" not in str(folder)} == {
-        *planned()
-    }
-    assert "report.html" in ended.out
+def test_a_small_ladder_of_both_tasks_that_is_killed_goes_on_with_its_plan_and_is_reported(climbed):
+    assert climbed.ended.code == 0, climbed.ended.err
+    assert climbed.before.items() <= finished().items()
+    first, second = climbed.plans
+    assert first <= second <= {*planned()}
+    made = {folder.relative_to("out").as_posix() for folder in finished() if ".before-" not in str(folder)}
+    assert made == {*planned()}
+    assert "report.html" in climbed.ended.out
     assert not Path("out/ladder.json").exists()
     found = read(Path("out"))
     assert [ladder.given["task"] for ladder in found.ladders] == ["classification", "masked_lm"]
