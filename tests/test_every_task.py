@@ -74,8 +74,10 @@ MODES = {
     "virtual": {"mode": "async", "nproc": 3, "clock": "virtual", "speeds": "exponential:1"},
     "in_parts": {"mode": "single", "micro_batches": 3},
 }
-QUICK = [*(("masked_lm", mode) for mode in MODES), *((task, "virtual") for task in SCRIPTS if task != "masked_lm")]
-REST = [(task, mode) for task in SCRIPTS for mode in MODES if (task, mode) not in QUICK]
+OTHERS = [task for task in SCRIPTS if task != "masked_lm"]
+QUICK = [*(("masked_lm", mode) for mode in MODES), *((task, "virtual") for task in OTHERS)]
+REST = [(task, mode) for task in OTHERS for mode in ("async", "sync", "hogwild", "in_parts")]
+"""A transport carries vectors, whatever their task, and one process computes in parts as it computes whole batches."""
 
 
 @pytest.fixture(scope="module")

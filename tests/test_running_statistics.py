@@ -40,6 +40,7 @@ from doors import (
     partners,
     seeded,
 )
+from marks import slow
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -513,17 +514,16 @@ def test_a_model_that_is_an_average_is_replayed_and_saved_with_the_statistics_of
     assert loss_of("own", model) == pytest.approx(run.summary["final_eval_loss"], rel=1e-6)
 
 
-@pytest.mark.parametrize("rule", LOCAL_STEPS, ids=lambda rule: rule.name)
 @pytest.mark.parametrize(
-    "runtime",
+    ("runtime", "rule"),
     [
-        Virtual(2),
-        pytest.param(Processes(2), marks=pytest.mark.slow),
-        pytest.param(Processes(2, via="process_group"), marks=pytest.mark.slow),
+        *((Virtual(2), rule) for rule in LOCAL_STEPS),
+        *slow(*((Processes(2), rule) for rule in LOCAL_STEPS)),
+        *slow((Processes(2, via="process_group"), LOCAL_STEPS[0])),
     ],
     ids=repr,
 )
-def test_local_steps_are_replayed_with_their_statistics(rule, runtime, tmp_path):
+def test_local_steps_are_replayed_with_their_statistics(runtime, rule, tmp_path):
     trained("own", runtime=runtime, rule=rule, folder=tmp_path / "run")
     assert asyncsgd.replay(tmp_path / "run", Normed).identical
 
@@ -547,7 +547,7 @@ def test_models_apart_that_go_on_end_as_those_that_never_stopped(rule, tmp_path)
 
 @pytest.mark.parametrize(
     "runtime",
-    [Virtual(3), Processes(2), pytest.param(Processes(2, via="process_group"), marks=pytest.mark.slow)],
+    [Virtual(3), Processes(2), *slow(Processes(2, via="process_group"))],
     ids=repr,
 )
 def test_a_replay_ends_at_the_runs_statistics_and_its_model_is_saved_with_them(runtime, tmp_path):
@@ -559,7 +559,7 @@ def test_a_replay_ends_at_the_runs_statistics_and_its_model_is_saved_with_them(r
     assert loss_of("own", loaded.model()) == pytest.approx(run.summary["final_eval_loss"], rel=1e-6)
 
 
-@pytest.mark.parametrize("runtime", [Virtual(3), pytest.param(Processes(2), marks=pytest.mark.slow)], ids=repr)
+@pytest.mark.parametrize("runtime", [Virtual(3), *slow(Processes(2))], ids=repr)
 def test_a_gradient_ahead_of_the_servers_parameters_begins_at_the_servers_statistics(runtime, tmp_path):
     """A replay evaluates nothing, so what an evaluation leaves in a worker would tell the two apart."""
     trained("own", runtime=runtime, rule=DANA(momentum=0.5), folder=tmp_path / "run")
@@ -574,9 +574,7 @@ def test_a_replay_whose_statistics_are_others_is_different(tmp_path):
     assert "statistics do not" in asyncsgd.replay(tmp_path / "run", Normed).difference
 
 
-@pytest.mark.parametrize(
-    "runtime", [InProcess(), Virtual(2), pytest.param(AllReduce(2), marks=pytest.mark.slow)], ids=repr
-)
+@pytest.mark.parametrize("runtime", [InProcess(), Virtual(2), *slow(AllReduce(2))], ids=repr)
 def test_a_run_that_goes_on_ends_as_one_that_never_stopped(runtime, tmp_path):
     given = {"runtime": runtime, "folder": tmp_path / "run", "checkpoint_every": 2 * BATCH}
     whole = trained("BatchNorm1d", runtime=runtime)
@@ -708,8 +706,8 @@ def test_only_normalisation_layers_are_estimated_again():
         InProcess(accumulate=3),
         AllReduce(2),
         Processes(2),
-        pytest.param(Processes(3), marks=pytest.mark.slow),
-        pytest.param(Processes(2, via="process_group"), marks=pytest.mark.slow),
+        *slow(Processes(3)),
+        *slow(Processes(2, via="process_group")),
     ],
     ids=repr,
 )
@@ -736,9 +734,7 @@ def test_a_model_that_was_stopped_between_two_evaluations_has_statistics_of_its_
     assert state(stopped.model()) == trained_state("BatchNorm1d", samples=3 * BATCH, **AGAIN)
 
 
-@pytest.mark.parametrize(
-    "runtime", [InProcess(), Virtual(2), pytest.param(AllReduce(2), marks=pytest.mark.slow)], ids=repr
-)
+@pytest.mark.parametrize("runtime", [InProcess(), Virtual(2), *slow(AllReduce(2))], ids=repr)
 def test_a_run_with_reestimated_statistics_goes_on_from_the_running_ones(runtime, tmp_path):
     given = {"runtime": runtime, "evaluations": 8, "evaluate_every": 4 * BATCH, "keep_best": True, **AGAIN}
     whole = trained("BatchNorm1d", **given)

@@ -265,7 +265,7 @@ def words():
         *("ladder.turns=2", "ladder.samples=32", "ladder.warmup=16", "ladder.eval_samples=16"),
         *("ladder.tasks.classification.samples=64", "ladder.tasks.masked_lm.samples=64"),
         *("ladder.tasks.classification.data=[labelled]", "ladder.tasks.masked_lm.data=[text.txt]"),
-        *("base.device=cpu", "base.cache_dir=cache"),
+        *("base.device=cpu", "base.cache_dir=cache", "base.seq_len=64"),
         *(f"ladder.leave_out={{{box}: not here}}" for box in left_out),
     ]
     typed = ["speed_ladder", "--quick", "--out", "out"]
@@ -336,7 +336,7 @@ def test_a_naive_run_is_the_plain_loop_bit_for_bit_and_is_recorded_as_every_run_
     from asyncsgd.core.flat import FlatModel, parameters_sha256
 
     texts = "out/texts/masked_lm/climb"
-    values = {"data": texts, "vocab_size": 4096, "eval_samples": 0, "seq_len": 256, "dropout": 0.1}
+    values = {"data": texts, "vocab_size": 4096, "eval_samples": 0, "seq_len": 64, "dropout": 0.1}
     task = PlannedJob("", "masked_lm", values).settings.task.prepare(0, Path("cache"))
     model = task.model(0)
     lines = Path(texts, "train.jsonl").read_text().splitlines()
