@@ -2,9 +2,11 @@
 
 import os
 import signal
+from multiprocessing import forkserver
 
 import pytest
 import torch
+from doors import IMPORTED_ONCE
 from gallery import trainer, write_texts
 from hypothesis import Phase, settings
 
@@ -22,6 +24,16 @@ settings.load_profile("ci" if os.environ.get("CI") else "quick")
 
 def pytest_addoption(parser):
     parser.addoption("--approve", action="store_true", help="write the words of scenarios to tests/analysis/approved")
+
+
+def import_for_all_files():
+    """Let the fork server import what the processes of any test need: what it lacks, each of them imports again."""
+    preload = forkserver.set_forkserver_preload
+    forkserver.set_forkserver_preload = lambda modules: preload([*IMPORTED_ONCE, *modules])
+
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # many files, of which the first says what the only fork server imports
+    import_for_all_files()
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ import math
 import multiprocessing
 import os
 import runpy
+import signal
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,11 +46,12 @@ partners = importlib.import_module("asyncsgd.core.peers.gossip").partners
 Prefetching = importlib.import_module("asyncsgd.worker.prefetching").Prefetching
 move_last_bits = importlib.import_module("asyncsgd.backends.rounding").move_last_bits
 TRACKERS = importlib.import_module("asyncsgd.records.trackers").ALL
-# What takes seconds to import is imported once; every process of `alone` is forked from there.
 IMPORTED_ONCE = (
-    *("torch", "torch._dynamo", "torch.distributed", "yaml", "tokenizers", "pandas", "matplotlib.pyplot"),
+    *("doors", "asyncsgd.backends.ranks", "asyncsgd.backends.worker_main", "asyncsgd.run.lifecycle"),
+    *("asyncsgd.tasks.models", "torch._dynamo", "torch.distributed", "tokenizers", "pandas", "matplotlib.pyplot"),
     *("transformers.models.bert.modeling_bert", "transformers.models.gpt2.modeling_gpt2"),
 )
+"""What takes seconds to import. None of it runs a tensor operation."""
 
 
 class Ended(NamedTuple):
@@ -103,6 +105,7 @@ def _main(name, arguments):
 
 def _typed(pipe, name, arguments):
     """Be the command; file descriptors are caught, so that its children's words are there too."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the fork server holds signals back for the sake of workers
     texts = [os.memfd_create(kind) for kind in ("out", "err")]
     for number, text in enumerate(texts, start=1):
         os.dup2(text, number)

@@ -345,7 +345,9 @@ def test_a_naive_run_is_the_plain_loop_bit_for_bit_and_is_recorded_as_every_run_
     tokenizer = AutoTokenizer.from_pretrained(task.known["tokenizer"])
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
-    naive_loop(rows, None, tokenizer, model, 1e-3, 48, 0, "cpu", lambda samples, loss, seconds: losses.append(loss))
+    naive_loop(
+        rows, None, tokenizer, model, 1e-3, 48, 0, "cpu", lambda samples, loss, seconds: losses.append(loss), seq_len=64
+    )
     torch.set_num_threads(threads)
     assert [record["loss"] for record in arrivals] == losses
     flat = FlatModel(model)
