@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
@@ -61,11 +62,16 @@ def fault_of(mutant: Mutant) -> str:
     """Why the mutant cannot be made; empty where it can."""
     path = ROOT / mutant.file
     number = path.read_text().count(mutant.line) if path.exists() else 0
-    return "" if number == 1 else f"its line stands {number} times in {mutant.file}"
+    if number != 1:
+        return f"its line stands {number} times in {mutant.file}"
+    for word in mutant.tests.partition(" -k ")[0].split():
+        if word.startswith("tests/") and not (ROOT / word.partition("::")[0]).exists():
+            return f"there is no {word}"
+    return ""
 
 
 def run_tests(copy: Path, *arguments: str) -> str:
-    """The first test that failed in a copy, or "survived"."""
+    """The first test that failed in a copy, "survived", or "no test ran"."""
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--hypothesis-profile=unshrunk"]
     environment = os.environ | {"PYTHONPATH": str(copy)}
     try:
@@ -77,6 +83,8 @@ def run_tests(copy: Path, *arguments: str) -> str:
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     if failed:
         return failed[1]
+    if done.returncode in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
+        return "no test ran"
     return "survived" if done.returncode == 0 else done.stdout[-300:] + done.stderr[-300:]
 
 
@@ -182,7 +190,7 @@ def try_all(mutants: list[Mutant] | list[Change]) -> int:
             else:
                 name = str(mutant)
                 noticed = try_change(mutant, copy)
-            num_survived += noticed == "survived"
+            num_survived += noticed in ("survived", "no test ran")
             print(f"| {name} | {noticed} | {time.monotonic() - began:.0f} |", flush=True)
     return num_survived
 
