@@ -172,8 +172,9 @@ def train(
             and weight decay are those of this call.
         learning_rate: the peak learning rate. None: what the task states in its `Defaults`, else 1e-3, with SGD 0.1.
         schedule: how the learning rate falls after the peak, by name; None: the task's, else ``constant``. Or a
-            function that is defined in a file, not in a console: it is given the share of the samples after the
-            warm-up that have arrived, 0 to 1, and returns the rate as a share of the peak.
+            function that is defined in a file, not in a console: it is given how far the run is behind
+            its warm-up, from 0 at the end of that to 1 at the end of the run, and returns the rate as a share of the
+            peak.
         warmup: over how many samples the rate rises linearly to the peak; below 1 it is a share of the run's samples.
             None: the task's, else no warm-up.
         weight_decay: on matrices only, as the optimizer defines it. None: the task's, else 0.
@@ -545,7 +546,7 @@ def _saved_model(folder: Path, task: Task | type[Task] | None, best: bool) -> nn
     model = task_of_run.prepare(seed, cache_folder(None)).model(seed)
     try:
         model.load_state_dict(load_file(weights))
-    except RuntimeError:  # earlier versions wrote what is shared under one of its names
+    except RuntimeError:  # earlier versions wrote a tied weight once, under one of its names
         load_model(model, str(weights))
     return model
 

@@ -14,8 +14,9 @@ are frozen: a worker with a gradient ready waits, and one that is stepping finis
     same
 
 Niu, Recht, Re, Wright: Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent, NeurIPS 2011.
-Deviation: the gradients are dense, so updates may overwrite each other in part. The recorded delays are differences of
-the counts heard here. Such a run cannot be replayed, because nothing records what a read saw."""
+Deviation: the gradients are dense, so updates may overwrite each other in part. A recorded delay is
+how many steps the server had heard of at the arrival, less how many at the read. Such a run cannot be replayed, because
+nothing records what a read saw."""
 
 from __future__ import annotations
 
@@ -66,9 +67,9 @@ class ProcessBackend:
     """The worker processes of a run.
 
     Args:
-        links: the link of each worker, by its number. segment: the memory that server and workers share: the
-        parameters, and for each worker a slot for its gradient or
-            its starting point. Without slots the workers step the parameters themselves (Hogwild).
+        links: the link of each worker, by its number.
+        segment: the memory that server and workers share: the parameters, and for each worker a slot for its gradient
+            or its starting point. Without slots the workers step the parameters themselves (Hogwild).
         task: what they learn.
         clock: the training clock.
         how_it_ended: tells how a worker's process ended, for messages and for workers that die before they connect.
@@ -303,7 +304,7 @@ class ProcessBackend:
 
     def _send_work(self, work: Work) -> None:
         """Tell an idle worker to compute. If it is to start at a given point, the point is put into its slot, which is
-        free since its last gradient has been used.
+        free since the server has used its last gradient or given it up.
         """
         worker = work.worker
         point = work.point

@@ -115,8 +115,8 @@ class VirtualBackend:
         self._heap: list[Entry] = []
         """The gradients that arrive, by the seconds at which they do."""
         self._root_is_free = False
-        """Whether the first entry of the heap has arrived. It stays there until the next start replaces it, since that
-        orders the heap once. To take it out and put one in would order it twice."""
+        """Whether the first entry of the heap has arrived. It is left there for the next start to replace it with one
+        `heapreplace`, which orders the heap once; a pop and a push would order it twice."""
         self._uploads: list[Entry] = []
         """The gradients that are being computed and then go through the server's link, by the seconds at which they are
         done."""

@@ -1,4 +1,7 @@
-"""Checkpoints: the state of a run on disk, from which it goes on as if it had never stopped.
+"""Checkpoints: the state of a run on disk, from which it goes on.
+
+In one process, on the virtual clock and with synchronous ranks it goes on as if it had never stopped. Asynchronous
+processes leave and join again, and the batches of their gradients in flight are handed out again.
 
 ::
 

@@ -78,11 +78,11 @@ class Loop:
 
     Args:
         limits: when to stop; ``samples=0`` evaluates once and stops.
-        evaluations: how many evaluations follow the first; see `EvaluationPoints`. Those at points in seconds come at
-            exactly that time.
+        evaluations: how many evaluations follow the first; see `EvaluationPoints`. Without a budget in samples they lie
+            at points in time: the virtual clock stops exactly there, and a real one just behind them.
         parameters: returns the parameters that are evaluated, `(P,)`, for callbacks and for the best version. None:
-            those of the method. Synchronous ranks give a function that gathers them: each rank holds a copy, or a part,
-            which the method does not know and the backend evaluates where it is.
+            those of the method. Synchronous ranks give a function that gathers them: the ranks hold the parameters,
+            each a copy or a part, and the method has none. The backend evaluates them there.
         statistics: the model's running statistics, which are evaluated with the parameters; None: it has none.
     """
 
@@ -109,8 +109,8 @@ class Loop:
         self.evaluations: list[Evaluation] = []
         self.num_arrivals = 0
         self._evaluation_due = False
-        """Whether an evaluation is to be made or is being made. A run that goes on from a state saved meanwhile
-        evaluates first.
+        """Whether an evaluation is to be made or is being made. If Ctrl-C interrupts an evaluation, the state is saved
+        with this flag set, and the resumed run evaluates first.
         """
         self._changed = False
         """Whether the parameters have changed since the last evaluation."""
@@ -149,8 +149,9 @@ class Loop:
     def _train(self, resumed: bool) -> Result:
         """Handle what happens until the run is over."""
         with self.backend.running():
-            have_all_left = self.backend.loses_flights  # at a resume; see `_resume`
-            if have_all_left or not resumed:
+            # After a resume nobody joins whose gradient is still in flight: only where `_resume` let all leave.
+            all_join = not resumed or self.backend.loses_flights
+            if all_join:
                 for worker in self.backend.present:
                     self._tell(Joined(worker))
             while True:
@@ -183,8 +184,8 @@ class Loop:
         )
 
     def _resume(self) -> Result | None:
-        """Go on from the state that was loaded: start workers that the smaller budget of that state kept waiting, and
-        evaluate if the run was stopped during an evaluation.
+        """Go on from the state that was loaded: let all workers leave if gradients in flight are lost, otherwise start
+        those that the smaller budget of that state kept waiting. Evaluate if the run was stopped during an evaluation.
 
         Returns:
             How the run ended, if it had ended before or ends with this evaluation; None: it goes on.
@@ -228,6 +229,7 @@ class Loop:
         # Take the points even if the run ends now: a longer run that goes on from here has passed them.
         passed = changed and self._points.in_samples.take_up_to(self.method.num_samples)
         if isinstance(happened, Arrived) and self._limits.spent_by(self.method.num_samples):
+            # The last evaluation stands at the budget, so it is made even if this arrival was dropped.
             return self._evaluate(last=True) or Result(DONE)
         if passed:
             return self._evaluate()

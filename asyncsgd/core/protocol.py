@@ -6,8 +6,8 @@ happen is `Happened`: a worker joined, a worker left, or a gradient arrived. A `
 an optimizer step.
 
 Shapes: P parameters (gaps of the flat vector included), S running statistics of the model, as of BatchNorm. The effect
-of a gradient on the statistics is `(3, S)`. Its rows are the statistics after the gradient, those that it began with,
-and the share q of the latter that is left in the former; see `asyncsgd.core.running_statistics`.
+of a gradient on the statistics is `(3, S)`. Its rows are s_1, the statistics after the gradient; s_0, those that it
+began with; and q, the weight that s_0 still has in s_1. See `asyncsgd.core.running_statistics`.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ class Work(Struct, gc=False):
     dispatch: int
     """The number of this gradient. Gradients are counted over all workers, in the order of the starts."""
     version: int
-    """The server's version when it dispatched this gradient. The worker may read a newer one when it begins, unless
-    there is a `point`."""
+    """The server's version when it dispatched this gradient. The worker may read a newer one when it begins. If there
+    is a `point`, this is the version of the point, which may be older than the dispatch."""
     num_local_steps: int
     """How many steps the worker's inner optimizer takes, one for each batch. It is 1 if the worker computes the
-    gradient of one batch. For peers it is the number of computing times that the virtual clock adds up, from `began`
-    on, to find when this gradient arrives: the time of its one batch, and those of the steps that are timed with it."""
+    gradient of one batch. For peers a gradient has one batch, but the virtual clock adds up the computing
+    times of a group of a worker's steps, and this is the number of the gradient in its group, from 1."""
     batches: Ranges
     """The batches of the gradient: ranges of positions in a stream of batches. The stream is the worker's own, or one
     for all workers."""
     point: Tensor | None
-    """`(P,)`, the parameters of `version`, at which the gradient is to be computed; to be read, not changed. None: the
-    worker takes the parameters that it finds when it begins. The virtual clock computes a gradient only when it
-    arrives, so it keeps the parameters of the start here."""
+    """`(P,)`, where the gradient is to be computed: the parameters of `version`, plus the offset of its `Start` if that
+    has one. To be read, not changed. None: the worker takes the parameters that it finds when it begins. The virtual
+    clock computes a gradient only when it arrives, so it keeps the parameters of the start here."""
     rate: float | None
     """The learning rate of local steps; None without them."""
     began: float
-    """When the gradient was dispatched, in seconds of the training clock. For peers: when the first of the steps that
-    are timed together was."""
+    """When the gradient was dispatched, in seconds of the training clock. For peers: when the first
+    gradient of its group was; see `num_local_steps`."""
     draw: int
-    """The number of the first of the worker's random computing times that count from `began` on, from 0. Each batch
-    takes one, and the next gradient of the worker goes on behind them."""
+    """Each batch of a worker uses one random computing time. They are numbered from 0, for each worker. This is the
+    number of the first one that counts from `began` on: that of this gradient or, for peers, of its group."""
     drawn: float = 0.0
     """The computing time that the virtual clock drew for the last batch of this gradient, in seconds. Peers take one
     batch a gradient, and their record says how long it took."""
@@ -164,7 +164,8 @@ class NoWorkerLeft(Exception):
 
 
 class Method(Protocol):
-    """Decides what follows from an event: a server with a rule, or peers. It knows no time, no budget, and no file."""
+    """Decides what follows from an event: a server with a rule, or peers. It keeps no clock and no file, and does not
+    end the run. Of the budget it knows only when to start nobody any more."""
 
     @property
     def version(self) -> int:
@@ -180,8 +181,8 @@ class Method(Protocol):
 
     @property
     def cut_short(self) -> str | None:
-        """Why a run with a larger budget cannot go on from this state. Such a run, if it had had that budget from its
-        start, would not have come to this state. None: it can go on."""
+        """Why this state cannot be continued with a larger budget: a run that had the larger budget from its start
+        would have gone another way before this point. None: it can be continued."""
 
     def react(self, happened: Happened) -> Step:
         """Change with what happened, and return what follows. The loop calls it."""
@@ -190,7 +191,7 @@ class Method(Protocol):
     def present(self) -> Sequence[int]:
         """The workers that take part now, idle ones first. If gradients in flight are lost with a stop
         (`Backend.loses_flights`), the loop lets all workers leave after a resume, in this order. A busy worker gives
-        its batches back when it leaves, and an idle one that were still there would be started on them.
+        its batches back when it leaves. An idle one that had not left before would then be started on these batches.
         """
 
     def extend(self) -> Step | None:

@@ -144,7 +144,7 @@ class Server(Starter):
         self._without_terms: set[int] = set()
         """The dispatch numbers of gradients whose batches had no loss term."""
         self._frozen: dict[int, tuple[str, ...]] = {}
-        """Dispatch -> the names of the parameters that were frozen, of gradients that are still to be used."""
+        """Dispatch -> the names of the parameters that were frozen, of gradients that arrived and were not used."""
 
     @property
     def workers(self) -> tuple[int, ...]:
@@ -164,8 +164,8 @@ class Server(Starter):
 
     @property
     def cut_short(self) -> str | None:
-        """See `Method.cut_short`. With a larger budget the last round, or the last local steps of a worker, would have
-        had more batches."""
+        """See `Method.cut_short`. With a larger budget the last round would have had more batches, or the workers of
+        Hogwild would have had more."""
         if not self._budget_cuts:
             return None
         if self.rule.in_rounds:
@@ -380,8 +380,8 @@ class Server(Starter):
                 self._move_statistics(uses)
             optimizer = self._optimizer
             if frozen:
-                # The others never get any: problems freeze nothing, and ranks and Hogwild's workers have stepped
-                # already.
+                # Only this optimizer is given frozen parameters. Those of a simulated problem are never frozen, and
+                # where workers or ranks take the steps, `StepTakenByWorker` has nothing to do.
                 assert isinstance(optimizer, Optimizer)
                 optimizer.step(direction, learning_rate, frozen=frozen)
             else:
@@ -401,7 +401,8 @@ class Server(Starter):
         rate = self.rule.elastic_rate
         if rate is not None:
             for each in moved:  # one gradient: an elastic step uses no others
-                # The worker goes on from the statistics to which the server's have pulled its own.
+                # The server's statistics and the worker's are pulled towards each other. The worker goes on from its
+                # own, thus pulled.
                 self._replica = (each.worker, statistics.pull(each.vectors, rate))
             return
         if self._local_steps and len(moved) > 1:

@@ -58,7 +58,8 @@ class Starter:
         """The worker whose gradient has just arrived, and the running statistics of its copy of the model, `(S,)`."""
         self._waiting: dict[int, Start | Pinned] = {}
         """Worker -> its start, of workers that the rule has started and that got no batch, since the budget is spent or
-        has room for a part of the last round only."""
+        has room for a part of the last round only. In a replay: of all that the rule has started and the log has not
+        yet."""
         self._draws = [0] * num_workers  # how many computing times each worker has used; see `Work.draw`
         self._budget_cuts = False  # whether a worker got fewer batches than the rule asked for
         # One entry per dispatch, for good: a rule with a table of gradients uses a dispatch as often as it likes.
@@ -175,7 +176,7 @@ class Starter:
                     not_started = starts[len(works) :]
                     self._waiting.update([(waiting.worker, waiting) for waiting in not_started])
                     break
-            if self._local_steps:  # the work's own samples count as arrived, as they do for a step of the server
+            if self._local_steps:  # at the learning rate that holds when the samples of this work have arrived
                 rate = self._schedule(self.num_samples + number * self._batch_size)
             version = view.version
             point = None

@@ -4,7 +4,7 @@
 
 s is the rule's factor: 1 for `Asynchronous` and `Ringmaster`, and a number of its own for every other rule here. It
 acts on the learning rate, not on the gradient: under AdamW a factor on the gradient would cancel. With one worker every
-delay is 0. With N always-busy workers the mean delay is N - 1, whatever their speeds.
+delay is 0. If every gradient is applied, N always-busy workers have a mean delay of N - 1, whatever their speeds.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Asynchronous(Rule):
 class Ringmaster(Rule):
     """Apply a gradient if its delay is below `threshold`, drop it otherwise; start its worker again either way.
 
-    R interpolates between the fastest worker alone (R = 1) and plain asynchronous SGD (R infinite). R = max(1,
-    ceil(sigma^2 / eps)) is time-optimal without knowing the workers' speeds.
+    `threshold`, R in the paper, interpolates between the fastest worker alone (R = 1) and plain asynchronous SGD (R
+    infinite). R = max(1, ceil(sigma^2 / eps)) is time-optimal without knowing the workers' speeds.
 
     Args:
-        threshold: R of the paper, 1 or more; the largest applied delay is R - 1.
+        threshold: R, 1 or more; the largest applied delay is R - 1.
         stops: after each update, stop every worker whose delay has reached R and start it again. Other rules call such
             a parameter `interrupt`.
 

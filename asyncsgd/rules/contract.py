@@ -1,8 +1,8 @@
 """The contract of a rule: an arriving gradient in, a reply out.
 
-A rule is a frozen dataclass of hyperparameters. It sees values only, all of them functions of the order of
-arrivals: no clock, no random generator, no process group, no model. So one and the same object decides on real
-processes, on a virtual clock and in a replay.
+A rule is a frozen dataclass of hyperparameters. It sees values only, and a run's log gives them again: the arrivals in
+their order, each with its seconds. It asks no clock, no random generator, no process group and no model. So one and the
+same object decides on real processes, on a virtual clock and in a replay.
 
 Shapes: P elements of the flat vector, which holds all parameters one behind the other, with gaps that align them; N
 workers.
@@ -59,7 +59,7 @@ class Arrival(Struct, frozen=True, gc=False):
     """
     weight: float
     """The number of loss terms in the gradient's mean, e.g. of masked tokens. A mean of several gradients weights each
-    of them by it.
+    of them by it, unless a rule says that it does not.
     """
     num_samples: int
     """The number of samples in its batches."""
@@ -83,7 +83,8 @@ class View:
             `join` and `leave` it is that of the last arrival.
         workers: the workers present, in order.
         in_flight: worker -> its gradient in flight, an `asyncsgd.core.protocol.Work`. Its `version` is that of the
-            server at the dispatch. The oldest dispatch comes first. A gradient that arrives is no longer in it.
+            server at the dispatch, or that of its `point`. The oldest dispatch comes first. A gradient that arrives is
+            no longer in it.
     """
 
     __slots__ = ("_everyone", "_parameters", "in_flight", "learning_rate", "version", "workers")
@@ -159,7 +160,8 @@ class Reply(Struct, frozen=True, gc=False):
     """The workers that start a gradient; see `Start`."""
     again: bool = False
     """Whether the server calls the rule's `resume` after this step, for another step at the same arrival. The workers
-    of all these replies start after the last step, and the log has one event for all of it.
+    of all these replies start after the last step. One that starts at exact parameters still gets those after the step
+    of its own reply. The log has one event for all of it.
     """
 
 
@@ -194,7 +196,7 @@ class Rule(Named):
     moves_by_first_batch: ClassVar[bool] = False
     """After a step the running statistics, as of BatchNorm, are updated from one of its gradients: that whose batch has
     the lowest number, as torch's DDP keeps those of rank 0 alone. By default they are updated from all gradients of the
-    step, one after the other.
+    step: one after the other or, in rules with `local_steps`, from their weighted mean.
     """
     in_rounds: ClassVar[bool] = False
     """All workers of a round start together, and one step takes all their gradients. If the run has a budget in
@@ -340,7 +342,8 @@ class Collecting(Rule):
 
     def step_if_enough(self, state: Any, view: View) -> Reply:
         """Reply with the step along the gradients that are held if they are enough, else with nothing."""
-        # More gradients come only while some are in flight. If none is, the round is complete, or no batches are left.
+        # More gradients come only while some are in flight. If none is, the round is complete, no batches are left, or
+        # everybody has left: workers were lost, or the run is resumed and all of them are to join again.
         waits = view.in_flight and len(state) < self.num_required(view)
         if waits or not len(state):
             return Reply()

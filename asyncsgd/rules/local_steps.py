@@ -32,8 +32,8 @@ class LocalSGD(Collecting):
         post: in rounds before this version workers take one step (post-local SGD); 0: H steps from the beginning.
 
     Stich: Local SGD Converges Fast and Communicates Little, ICLR 2019. Post-local SGD: Lin, Stich, Patel, Jaggi: Don't
-    Use Large Mini-Batches, Use Local SGD, ICLR 2020. Deviation: w_i is the number of worker i's loss terms, as in every
-    mean of this library; the papers take w_i = 1. The two agree where all workers have as many.
+    Use Large Mini-Batches, Use Local SGD, ICLR 2020. Deviation: w_i is the number of worker i's loss terms; the
+    papers take w_i = 1. The two agree where all workers have as many.
     """
 
     local_steps: ClassVar[bool] = True

@@ -168,7 +168,7 @@ def _method(
         statistics=None if ranks_step else live.flat.statistics,
         **named,
     )
-    if isinstance(method, Server) and not ranks_step:  # ranks in step follow no rule
+    if isinstance(method, Server) and not ranks_step:  # these ranks step themselves, so their rule is not spoken of
         live.record.rule_acted = method.rule_acted
     return method
 
@@ -179,7 +179,7 @@ def _loop(live: Live, method: Method, backend: Backend, parameters: Callable[[],
     hooks = Hooks(
         live.record,
         live.saver,
-        live.stop_requested.begin_step,  # each question whether to stop says that a step begins, too
+        live.stop_requested.begin_step,  # answers whether to stop, and notes that a step begins, to time it
         lambda work: _ignored_targets(live.run, work),
         live.callbacks,
     )
@@ -244,7 +244,7 @@ def _train_virtual(live: Live, torchrun_world: World | None) -> Result:
     )
     method = _method(live, parameters, lambda: heap.now)
     result = _loop(live, method, heap).run()
-    # Peers, when asked for the parameters, write the mean of their models to where the run has its own.
+    # To read this property lets peers write the mean of their models into `live.flat.parameters`.
     _ = method.parameters
     return result
 

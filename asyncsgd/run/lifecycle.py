@@ -98,7 +98,7 @@ def carry_out(
     tracking: Tracking | None = None,
     train: Train = execute,
 ) -> Ended:
-    """Prepare, train, evaluate, save. The run folder says how it ended, in every case.
+    """Prepare, train, evaluate, save. The run folder says how it ended; that of a refused resume stays as it was.
 
     Args:
         run: not prepared; as many workers as `launch` says.
@@ -136,7 +136,7 @@ def carry_out(
         if live is not None and live.hosts is not None:
             live.hosts.is_unfinished = result.status == INTERRUPTED
     if result.status == FAILED:
-        wait_for_new_start(launch)
+        wait_for_new_start(launch)  # torchrun may end this rank and start it again, as hosts come and go
     return Ended(result, summary, live, unexpected)
 
 
@@ -249,7 +249,8 @@ def _check_mirror(mirror: int | None, this_host: ThisHost) -> None:
 
 
 def _leave(live: Live) -> None:
-    """Write checkpoint and summary from a thread, since the main one stands still in C, and end this process."""
+    """Wait for the checkpoint that is being written, write the summary and end this process: all of it in a thread,
+    since the main one stands still in C."""
     last = threading.Timer(_EXIT_GRACE_SECONDS, os._exit, (EXIT_CODES[INTERRUPTED],))
     last.daemon = True
     last.start()

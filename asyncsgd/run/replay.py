@@ -1,4 +1,4 @@
-"""A replay of a run from its records, and what it says: `asyncsgd.run.lifecycle` for `runtime.replay`.
+"""A replay of a run from its records, and what it says. It is to a replay what `asyncsgd.run.lifecycle` is to a run.
 
 Bits are compared first. Equal bits are equal wherever they were made. Where they are not equal, the environment
 decides: in the run's own one the replay is different, and in another one it is compared as far as rounding allows it,
