@@ -350,12 +350,12 @@ def start(
     launch = _launch(runtime, run.output)
     if not launch.is_needed(has_server=runtime.has_server):
         raise SystemExit(0)  # rank 0 starts the workers, so torchrun's other ranks have nothing to do
-    leads_host = launch.leads_host and runtime.has_server
-    led = run
-    if folder is not None:  # where a mirror keeps its copies
-        led = dataclasses.replace(run, output=dataclasses.replace(run.output, run_dir=str(folder)))
-    if not launch.leads and not leads_host:
-        follow(led, launch, goes_on=_goes_on_in)  # it never returns: this rank ends with the run
+    leads_other_host = launch.leads_other_host and runtime.has_server
+    run_of_follower = run
+    if folder is not None:  # the same run, told where a mirror keeps its copies
+        run_of_follower = dataclasses.replace(run, output=dataclasses.replace(run.output, run_dir=str(folder)))
+    if not launch.leads and not leads_other_host:
+        follow(run_of_follower, launch, goes_on=_goes_on_in)  # it never returns: this rank ends with the run
     needs_fork_server = not runtime.in_one_process and launch.starts_workers(has_server=runtime.has_server)
     if not runtime.in_one_process:
         refuse_in_worker()
@@ -374,10 +374,10 @@ def start(
                 raise UsageError(
                     "with --nnodes MIN:MAX a run goes on in its folder; give train folder=FOLDER and resume=True"
                 )
-            launch = agreed_launch(run, launch, folder, lambda: None)
-            leads_host = launch.leads_host
-        if leads_host and context is not None:
-            follow_leader(led, launch, context, goes_on=_goes_on_in)  # it never returns
+            launch = agreed_launch(run, launch, folder, lambda: None)  # nobody listens yet: Ctrl-C raises by itself
+            leads_other_host = launch.leads_other_host
+        if leads_other_host and context is not None:
+            follow_leader(run_of_follower, launch, context, goes_on=_goes_on_in)  # it never returns
         opened = None if folder is None else open_named_folder(folder, run, resume=resume)
         seen: list[Evaluation] = []
         if opened is not None and opened.resume is not None:

@@ -95,7 +95,7 @@ def test_where_hosts_come_and_go_there_are_at_most_as_many_workers_as_all_hosts_
 @pytest.mark.parametrize(
     ("flags", "variables", "said"),
     [
-        ("--mode sync", {}, "ranks in step cannot come and go"),
+        ("--mode sync", {}, "synchronous ranks cannot come and go"),
         ("--mode async --trust-network", {"TORCHELASTIC_RUN_ID": "none"}, "type --rdzv-id NAME as well"),
         ("--mode async --trust-network", {"TORCHELASTIC_USE_AGENT_STORE": "True"}, "in front of torchrun"),
         ("--mode async --trust-network", {}, "type --run-dir FOLDER on every host"),

@@ -186,7 +186,7 @@ def test_one_asynchronous_worker_freezes_as_plain_torch_does(runtime):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("parts", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_ranks_in_step_freeze_as_a_model_each_and_the_mean_of_their_gradients_do(parts):
+def test_synchronous_ranks_freeze_as_a_model_each_and_the_mean_of_their_gradients_do(parts):
     run = trained(Freezes(), AllReduce(2), micro_batches=parts)
     expected = plain(Freezes(), torch.optim.AdamW, models=2, parts=parts)
     assert_agrees(run, expected)

@@ -273,7 +273,7 @@ def test_a_run_that_ends_as_a_cut_ends_has_ended_on_both_hosts(flags, tmp_path):
 
 
 @pytest.mark.slow
-def test_ranks_in_step_find_each_other_where_a_hosts_own_name_is_of_no_use(flags, tmp_path):
+def test_synchronous_ranks_find_each_other_where_a_hosts_own_name_is_of_no_use(flags, tmp_path):
     """And a host gets what rank 0 has prepared, and the checkpoint from which the run goes on."""
     words = ["sync" if word == "async" else word for word in flags] + ["--schedule", "constant"]
     cli([SCRIPT.name, *words, "--samples", "128", "--nproc", "3", "--run-dir", tmp_path / "alone"])

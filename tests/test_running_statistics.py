@@ -257,7 +257,7 @@ def test_what_a_compile_computes_first_moves_no_statistics(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["BatchNorm1d", pytest.param("own", marks=pytest.mark.slow)])
-def test_the_synchronous_rule_accumulation_and_ranks_in_step_keep_the_statistics_of_the_first_batch(kind):
+def test_the_synchronous_rule_accumulation_and_synchronous_ranks_keep_the_statistics_of_the_first_batch(kind):
     by_rule = trained(kind, runtime=Virtual(2), rule=Synchronous())
     expected = state(by_rule.model())
     for runtime in (InProcess(accumulate=2), AllReduce(2)):

@@ -151,14 +151,14 @@ class Launch:
         return self.rank is not None and (self.is_elastic or self.ranks_here != self.num_workers)
 
     @property
-    def leads_host(self) -> bool:
+    def leads_other_host(self) -> bool:
         """Whether this process starts the workers of a host other than that of rank 0."""
         return self.several_hosts and not self.leads and self.local_rank == 0
 
     def is_needed(self, *, has_server: bool) -> bool:
         """Whether this process has a part in the run. If the run has a server, the other ranks of a host end at once:
         its first rank starts the workers itself, since torchrun ends all ranks when one of them dies."""
-        return self.leads or self.leads_host or not has_server
+        return self.leads or self.leads_other_host or not has_server
 
     def starts_workers(self, *, has_server: bool) -> bool:
         """Whether the leader starts the other processes of the run. If not, torchrun has started them."""

@@ -21,7 +21,7 @@ def in_step(run: Run, worker: Worker | None, resume: tuple[Path, str] | None) ->
     """This rank's part of a run, on the initialised process group. All ranks call this function together.
 
     Args:
-        run: the run as `Run.at` gives it to this rank.
+        run: the run as `Run.as_sent_to` gives it to this rank.
         worker: has the whole model at the initial parameters. Pipelines, which cut the model, do not use it.
         resume: the run folder and the name of the checkpoint that it goes on from. Every rank reads it.
     """

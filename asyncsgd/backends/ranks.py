@@ -1,4 +1,4 @@
-"""Ranks in step as a backend of `asyncsgd.core.loop.Loop`: what synchronous training and pipelines share.
+"""Synchronous ranks as a backend of `asyncsgd.core.loop.Loop`: what synchronous training and pipelines share.
 
 Rank 0 leads. It runs the loop, and before all ranks do something together it tells the others what that is. These only
 obey, and know no budget, no point of evaluation and no clock. Every rank steps its own parameters. So the server of

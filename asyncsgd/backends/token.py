@@ -52,7 +52,9 @@ def _check_elastic(has_server: bool) -> None:
         UsageError: with what to type.
     """
     if not has_server:
-        raise UsageError("ranks in step cannot come and go: --nnodes MIN:MAX is for --mode async; type --nnodes NUMBER")
+        raise UsageError(
+            "synchronous ranks cannot come and go: --nnodes MIN:MAX is for --mode async; type --nnodes NUMBER"
+        )
     if os.environ.get("TORCHELASTIC_RUN_ID", "none") == "none":
         raise UsageError("with --nnodes MIN:MAX torchrun needs a name for the job; type --rdzv-id NAME as well")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":

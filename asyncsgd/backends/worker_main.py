@@ -50,7 +50,7 @@ def serve(
     """Entry point of a worker. It blocks until the worker is told to stop, and ends the process.
 
     Args:
-        run: the run as `Run.at` gives it to this worker.
+        run: the run as `Run.as_sent_to` gives it to this worker.
         link_source: how the worker comes to its link with the server.
         worker: the number of the worker.
         profile, tells_compile_seconds: see `Run.worker`.

@@ -263,8 +263,8 @@ class EarlyStop:
         The loop calls it once with every evaluation, in order.
 
         Args:
-            parameters: returns those that were evaluated, `(P,)`; they are copied if they are the best. Ranks
-                in step gather them together, so either all ranks call it or none does.
+            parameters: returns those that were evaluated, `(P,)`; they are copied if they are the best.
+                Synchronous ranks gather them together, so either all ranks call it or none does.
             statistics: the running statistics that were evaluated, `(S,)`; copied likewise.
             last: whether the budget is spent, so that the evaluation ends no run early. This object sees by itself that
                 a budget in samples is spent, but not that one in seconds is.

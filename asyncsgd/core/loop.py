@@ -78,8 +78,8 @@ class Loop:
 
     Args:
         limits: when to stop; ``samples=0`` evaluates once and stops.
-        evaluations: how many evaluations follow the first; see `EvaluationPoints`. Without a budget in samples they lie
-            at points in time: the virtual clock stops exactly there, and a real one just behind them.
+        evaluations: how many evaluations follow the first; see `EvaluationPoints`. If these lie in seconds, the
+            virtual clock stops exactly at them, and a real one just behind them.
         parameters: returns the parameters that are evaluated, `(P,)`, for callbacks and for the best version. None:
             those of the method. Synchronous ranks give a function that gathers them: the ranks hold the parameters,
             each a copy or a part, and the method has none. The backend evaluates them there.

@@ -114,7 +114,8 @@ class Arrived(Struct, frozen=True, gc=False):
     """The time from dispatch to arrival, on the training clock."""
     taken: Taken
     """How `seconds` divides into pulling parameters, computing and pushing the gradient. Beside that, how long the
-    worker waited before the dispatch, and how long it took to apply the gradient itself (Hogwild, ranks in step)."""
+    worker waited before the dispatch, and how long it took to apply the gradient itself (Hogwild, synchronous
+    ranks)."""
     moved: Tensor | None = None
     """`(3, S)`, the effect of the gradient on the model's running statistics, valid as long as `vector`; None: the
     model has none."""

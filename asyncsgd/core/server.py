@@ -1,5 +1,5 @@
 """The server: parameters, version, optimizer and batches. It alone changes the parameters, except in Hogwild, where
-workers step them, and among ranks in step and peers, which have copies of their own.
+workers step them, and among synchronous ranks and peers, which have copies of their own.
 
 `Server.react` hands what happened to the rule and carries out its reply: at most one optimizer step a reply, version
 plus one. It starts workers as the rule asks (`asyncsgd.core.starts`), takes back the batches of what was abandoned or
@@ -63,8 +63,8 @@ class Server(Starter):
         batch_size: samples of one batch.
         samples: no worker starts once so many samples have arrived.
         clock: the training clock, in seconds.
-        starts: whether this object starts workers as soon as the rule and the batches allow. If not, a replay of a log
-            starts them with `start`.
+        starts_by_itself: whether this object starts workers as soon as the rule and the batches allow. If not, a replay
+            of a log starts them with `start`.
         writing: ``writing(version)`` gives a context within which the parameters are inconsistent, on their way from
             `version` to the next; for workers that share this memory. None: nobody else reads them.
         records: whether anybody reads `Step.record`.
@@ -114,7 +114,7 @@ class Server(Starter):
         batch_size: int = 1,
         samples: float | None = None,
         clock: Callable[[], float] = lambda: 0.0,
-        starts: bool = True,
+        starts_by_itself: bool = True,
         writing: Callable[[int], AbstractContextManager[None]] | None = None,
         records: bool = True,
         statistics: RunningStatistics | None = None,
@@ -130,7 +130,7 @@ class Server(Starter):
             batch_size=batch_size,
             samples=samples,
             clock=clock,
-            starts=starts,
+            starts_by_itself=starts_by_itself,
             statistics=statistics,
         )
         self.rule_acted = RuleActed()

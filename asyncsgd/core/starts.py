@@ -33,7 +33,7 @@ class Starter:
         batch_size: int,
         samples: float | None,
         clock: Callable[[], float],
-        starts: bool,
+        starts_by_itself: bool,
         statistics: RunningStatistics | None,
     ) -> None:
         self.parameters = parameters
@@ -46,7 +46,7 @@ class Starter:
         self._batch_size = batch_size
         self._samples = math.inf if samples is None else samples
         self._clock = clock
-        self._starts = starts
+        self._starts_by_itself = starts_by_itself
         self._local_steps = rule.local_steps
         self._needs_points = rule.needs_points
         self._exact = rule.exact_start or rule.needs_points
@@ -83,7 +83,7 @@ class Starter:
     def start(self, worker: int, max_batches: int) -> Work | None:
         """Start `worker` on at most `max_batches` batches if the rule has asked for it. None: the rule has not.
 
-        A replay calls it, in an object with ``starts=False``.
+        A replay calls it, in an object with ``starts_by_itself=False``.
         """
         waiting = self._waiting.pop(worker, None)
         if waiting is None:
@@ -96,7 +96,7 @@ class Starter:
         """Whether workers are present and the budget is not spent, but nobody computes and nobody waits to."""
         if self.view.in_flight or self._waiting or not self._present:
             return False
-        return self._starts and self.num_samples < self._samples
+        return self._starts_by_itself and self.num_samples < self._samples
 
     def _repeat(self, work: Work) -> Start | Pinned:
         """Start the worker of `work` again, whose batch had no loss term.
@@ -142,7 +142,7 @@ class Starter:
         Once the budget is spent nobody starts.
         """
         waiting = self._waiting
-        may_start = self._starts and self.num_samples < self._samples
+        may_start = self._starts_by_itself and self.num_samples < self._samples
         if may_start and not waiting:
             return self._give(starts)
         for start in starts:

@@ -97,7 +97,7 @@ class Live:
 
     def worker(self, flat: FlatModel) -> Worker:
         """Make worker 0, which computes in this process, on `flat`."""
-        return self.run.at(0).worker(flat, self.profile, tells_compile_seconds=not self.record.quiet)
+        return self.run.as_sent_to(0).worker(flat, self.profile, tells_compile_seconds=not self.record.quiet)
 
     @property
     def profile(self) -> Profile | None:
@@ -298,7 +298,9 @@ def _serve_workers(live: Live, segment: Segment, optimizer: Optimizer | StepTake
                 link_source = rendezvous
             profile = None if worker else live.profile
             tells_compile_seconds = worker == 0 and not live.record.quiet
-            processes.start(worker, serve, live.run.at(worker), link_source, worker, profile, tells_compile_seconds)
+            processes.start(
+                worker, serve, live.run.as_sent_to(worker), link_source, worker, profile, tells_compile_seconds
+            )
             live.machine.follow(f"worker {worker}", processes.pid(worker))
             if pipe is not None:
                 pipe.close()  # the worker has the only other end now, so its death is the end of the file
@@ -371,7 +373,7 @@ def _train_sync(live: Live, torchrun_world: World | None) -> Result:
             processes = closing.enter_context(ChildProcesses(live.context))
             for rank in range(1, number):
                 there = World(rank, number, world.folder)
-                processes.start(rank, serve_rank, live.run.at(rank), resume, there)
+                processes.start(rank, serve_rank, live.run.as_sent_to(rank), resume, there)
                 live.machine.follow(f"worker {rank}", processes.pid(rank))
         while not world.wait_for_all(POLL_SECONDS):
             if live.stop_requested():
@@ -381,7 +383,7 @@ def _train_sync(live: Live, torchrun_world: World | None) -> Result:
             if processes is not None and any(processes.exit_code(rank) is not None for rank in range(1, number)):
                 raise _rank_is_lost(processes, number)
         try:
-            with world.group(live.run.at(0).device, live.run.output.interface):
+            with world.group(live.run.as_sent_to(0).device, live.run.output.interface):
                 return _lead_ranks(live, worker, resume)
         except RuntimeError as error:
             if not is_lost_contact(error):
@@ -396,7 +398,7 @@ def _lead_ranks(live: Live, worker: Worker | None, resume: tuple[Path, str] | No
     """Be rank 0, on the initialised process group: run the loop, and let the others go at its end."""
     run = live.run
     runtime = run.runtime
-    ranks = in_step(run.at(0), worker, resume)
+    ranks = in_step(run.as_sent_to(0), worker, resume)
     clock = TrainingClock()
     optimizer = StepTakenByWorker()
     group_size = None

@@ -205,12 +205,12 @@ class _Attempt:
                 self._closing.enter_context(one_writer(Path(output), flag_of(name)))
         stop_request.check()
         end_with_launcher(leads=True)  # from here on this process ends when its launcher does
-        # Ranks that torchrun has started meet on a board, the store that torchrun has opened.
-        board = None if launch.starts_workers(has_server=has_server) else World.of_torchrun()
+        # Ranks that torchrun has started meet in a world, the store that torchrun has opened.
+        torchrun_world = None if launch.starts_workers(has_server=has_server) else World.of_torchrun()
         hosts = None
         if launch.several_hosts:
             hosts = self._closing.enter_context(self._other_hosts(has_server))
-        live = prepare(self._asked, board, hosts, stop_request)
+        live = prepare(self._asked, torchrun_world, hosts, stop_request)
         stop_request.check()
         self._closing.enter_context(stop_request.during_a_run())  # the first signal asks the loop to stop
         self.live = live
@@ -220,7 +220,7 @@ class _Attempt:
             on_second=live.machine.kill_others,
             at_last=lambda: _leave(live),
         ):
-            result = self._train(live, board)
+            result = self._train(live, torchrun_world)
         if live.saver is not None:
             live.saver.finish()  # within the listener, so that a second signal can end this wait too
         return result

@@ -90,7 +90,7 @@ def find_micro_batches(run: Run, context: ForkServerContext) -> int:
 
 def _fits(run: Run, micro_batches: int, index: int, context: ForkServerContext) -> bool:
     with ChildProcesses(context) as processes:
-        processes.start(0, _try, run.at(0).with_parts(micro_batches), index)
+        processes.start(0, _try, run.as_sent_to(0).with_parts(micro_batches), index)
         processes.join(0)
         code = processes.exit_code(0)
     if code not in (0, OUT_OF_MEMORY, KILLED):

@@ -1,4 +1,4 @@
-"""What ranks other than rank 0 do: those that torchrun has started in step, and the first of each other host in an
+"""What ranks other than rank 0 do: synchronous ranks that torchrun has started, and the first of each other host in an
 asynchronous run, which starts workers. Each other host has the same run as rank 0, or it is refused."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def begin_of(run: Run, facts: Mapping[str, Any], resume: Found | None = None) ->
 
     Args:
         facts: of `facts_at_start`.
-        resume: where it goes on. Ranks in step read that checkpoint too.
+        resume: where it goes on. Synchronous ranks read that checkpoint too.
     """
     folders = [listed(path) for path in run.task.folders()]
     found = found_by(run.task) if folders else {}
@@ -125,7 +125,7 @@ def follow_leader(
         with ChildProcesses(context) as processes:
             member.answer(Prepared())
             for worker in this_host.workers:
-                processes.start(worker, serve, run.at(worker), member.rendezvous, worker)
+                processes.start(worker, serve, run.as_sent_to(worker), member.rendezvous, worker)
             if keeper is None:
                 is_done = member.stay(lambda: _GOES_ON if launch.is_elastic else _LEFT_THERE)
             else:
@@ -166,7 +166,7 @@ def _left_here(keeper: Keeper, goes_on: Callable[[Path], str]) -> str:
 def follow(
     run: Run, launch: Launch, *, goes_on: Callable[[Path], str], typed: Collection[str] = frozenset()
 ) -> NoReturn:
-    """Be a rank other than 0 of ranks in step: wait for what rank 0 has prepared, do its part, and end the process.
+    """Be a rank other than 0 of synchronous ranks: wait for what rank 0 has prepared, do its part, and end the process.
 
     Args:
         run: as this rank has understood it; not prepared.
@@ -174,18 +174,18 @@ def follow(
         typed: see `as_led`.
     """
     end_with_launcher(leads=False)
-    board = World.of_torchrun()
+    world = World.of_torchrun()
     places: Mapping[str, str] = {}
     keeper = None
     left = None
     if launch.several_hosts and launch.rank != launch.local_rank:
-        here, keeper = _told_on_this_host(run, launch, board, typed)
+        here, keeper = _told_on_this_host(run, launch, world, typed)
         run = as_led(run, here.settings, typed)
         places = here.places
         if launch.local_rank == 0:
-            left = functools.partial(_left_of_ranks_in_step, ThisHost.of_torchrun(launch), keeper, goes_on)
+            left = functools.partial(_left_of_synchronous_ranks, ThisHost.of_torchrun(launch), keeper, goes_on)
     try:
-        notice = msgspec.json.decode(board.get("run"), type=Notice)
+        notice = msgspec.json.decode(world.get("run"), type=Notice)
         task = with_found(run.task, notice.found)
     except ValueError as error:
         raise RunError(f"the notice of rank 0 is not one: {error}; start the run again") from error
@@ -195,16 +195,16 @@ def follow(
     if notice.resume is not None:
         folder, checkpoint = notice.resume
         resume = (Path(places.get(folder, folder)), checkpoint)
-    serve_rank(run.at(board.rank), resume, board, keeper=keeper, left=left)
+    serve_rank(run.as_sent_to(world.rank), resume, world, keeper=keeper, left=left)
 
 
-def _left_of_ranks_in_step(this_host: ThisHost, keeper: Keeper | None, goes_on: Callable[[Path], str]) -> str:
+def _left_of_synchronous_ranks(this_host: ThisHost, keeper: Keeper | None, goes_on: Callable[[Path], str]) -> str:
     """What another host than that of rank 0 says where contact is lost."""
     left = _LEFT_THERE if keeper is None else _left_here(keeper, goes_on)
     return f"host {this_host.number}: a rank is gone, and with it the run that {this_host.leader} leads; {left}"
 
 
-def _told_on_this_host(run: Run, launch: Launch, board: World, typed: Collection[str]) -> tuple[Here, Keeper | None]:
+def _told_on_this_host(run: Run, launch: Launch, world: World, typed: Collection[str]) -> tuple[Here, Keeper | None]:
     """What the ranks of another host than that of rank 0 have to know. Its first rank hears it from rank 0, sees to it
     that the folders that rank 0 has prepared are there, and tells the others. It also keeps the copies of a mirror.
 
@@ -227,11 +227,11 @@ def _told_on_this_host(run: Run, launch: Launch, board: World, typed: Collection
         except (RunError, UsageError, OSError, ValueError) as error:
             member.answer(Refused(str(error)))
             raise RunError(str(error)) from error
-        board.put(name, msgspec.json.encode(Here(notice.settings, places)))
+        world.put(name, msgspec.json.encode(Here(notice.settings, places)))
         member.answer(Prepared())
         if keeper is not None:
             keeper.start()
-    return msgspec.json.decode(board.get(name), type=Here), keeper
+    return msgspec.json.decode(world.get(name), type=Here), keeper
 
 
 def _check_same_mirror(run: Run, notice: Begin) -> None:

@@ -68,14 +68,14 @@ class Asked:
     """Shows the run in trackers; not started."""
 
 
-def prepare(asked: Asked, board: World | None, hosts: Hosts | None, stop_request: StopRequest) -> Live:
+def prepare(asked: Asked, torchrun_world: World | None, hosts: Hosts | None, stop_request: StopRequest) -> Live:
     """Prepare a run, up to its first step.
 
     The order matters: first everything that may refuse the run, also on other hosts; then the folder is written, the
     user is told, and the records of a run that is resumed are taken up. So a run that is refused changes no folder.
 
     Args:
-        board: where the ranks that torchrun made meet; None if this process starts all others.
+        torchrun_world: where the ranks that torchrun made meet; None if this process starts all others.
         hosts: the other hosts of an asynchronous run; None if there are none.
 
     Raises:
@@ -151,7 +151,7 @@ def prepare(asked: Asked, board: World | None, hosts: Hosts | None, stop_request
     asked.tracking.start(tell, None if folder is None else folder.settings_yaml)
     forget_peaks(flat.parameters.device)
     # All processes of the run descend from this one, or from the launcher that has made all ranks.
-    first_process = os.getpid() if board is None else os.getppid()
+    first_process = os.getpid() if torchrun_world is None else os.getppid()
     machine = MachineWatch(None if folder is None else folder.path, first_process)
     receivers: tuple[Callable[[Record], None], ...] = (*asked.receivers, asked.tracking, machine)
     record = Recorder(folder, limits.samples, quiet=asked.quiet, receivers=receivers)

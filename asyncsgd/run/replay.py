@@ -208,7 +208,7 @@ class PreparedReplay:
         batches = BatchStream(None, run.task.batch_size)
         runtime = run.runtime
         number = runtime.num_workers * runtime.accumulate  # an update of one process is a round of simulated workers
-        named: dict[str, Any] = {"num_workers": number, "starts": False, "statistics": flat.statistics}
+        named: dict[str, Any] = {"num_workers": number, "starts_by_itself": False, "statistics": flat.statistics}
         server = method_of(run, parameters, self._layout, batches, **named)
         return Replay(server, ModelGradients(worker, run.recipe), self._log, to_the_bit=to_the_bit)
 

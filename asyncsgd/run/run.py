@@ -231,7 +231,7 @@ class Run:
         every = samples_between("--checkpoint-every", self.output.checkpoint_every, self.task)
         return Policy(every, self.output.checkpoint_seconds, self.output.keep)
 
-    def at(self, worker: int) -> Run:
+    def as_sent_to(self, worker: int) -> Run:
         """This run, prepared, as the process of `worker` is sent it: on the device of that worker, and without the
         rule, which may be of a class that other processes cannot import."""
         machine = dataclasses.replace(self.machine, device=device_of_worker(self.device, worker))  # type: ignore[arg-type]

@@ -71,7 +71,7 @@ class TaskScript:
             return f"{typed.line} --resume {shlex.quote(str(folder))}"
 
         context = None
-        if kind.has_server and (launch.is_elastic or launch.leads_host):
+        if kind.has_server and (launch.is_elastic or launch.leads_other_host):
             from asyncsgd.run.run import run_of
 
             context = fork_server(model, *kind.preload, *self.kind.preload)
@@ -81,7 +81,7 @@ class TaskScript:
                 from asyncsgd.run.elastic import agreed_launch
 
                 launch = agreed_launch(here, launch, folder_of_elastic(settings.output), stop.check)
-            if launch.leads_host:
+            if launch.leads_other_host:
                 from asyncsgd.run.other_host import follow_leader
 
                 follow_leader(here, launch, context, goes_on=goes_on, typed=parsed.given)

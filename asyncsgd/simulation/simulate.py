@@ -113,7 +113,7 @@ def replay_of(asked: SimulationSettings, log: Log, *, draw: int | None, to_the_b
         inner=None,
         seed=asked.seed,
         num_workers=asked.workers,
-        starts=False,
+        starts_by_itself=False,
     )
     return Replay(method, computation, log, to_the_bit=to_the_bit)
 

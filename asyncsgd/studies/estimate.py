@@ -97,7 +97,7 @@ def _measure(run: Run) -> tuple[Run, float, float]:
 
     torch.set_num_threads(run.runtime.threads)
     run = run.prepared()
-    worker = run.at(0).worker(run.flat(device=run.at(0).device))
+    worker = run.as_sent_to(0).worker(run.flat(device=run.as_sent_to(0).device))
     worker.gradient(0)  # the first one allocates
     began = time.perf_counter()
     for index in range(1, TIMED_GRADIENTS + 1):

@@ -35,7 +35,7 @@ class Peers(abc.ABC, Generic[R]):
         rule: what is done with a gradient.
         parameters: `(P,)`, where all start; borrowed: the mean of the models is written there by `parameters`.
         optimizer_on: makes the optimizer of one worker's model, `(P,)`.
-        schedule, batches, batch_size, clock, starts: as of `asyncsgd.core.server.Server`.
+        schedule, batches, batch_size, clock, starts_by_itself: as of `asyncsgd.core.server.Server`.
         num_workers: N, workers 0 to N - 1.
         samples: no worker starts once so many samples have arrived.
         seed: the seed of what is random in the method.
@@ -75,7 +75,7 @@ class Peers(abc.ABC, Generic[R]):
         samples: float | None = None,
         seed: int = 0,
         clock: Callable[[], float] = lambda: 0.0,
-        starts: bool = True,
+        starts_by_itself: bool = True,
         statistics: RunningStatistics | None = None,
     ) -> None:
         self.statistics = statistics
@@ -92,7 +92,7 @@ class Peers(abc.ABC, Generic[R]):
         self._samples = samples
         self._seed = seed
         self._clock = clock
-        self._starts = starts
+        self._starts_by_itself = starts_by_itself
         self.present = range(num_workers)
         self.view = View(workers=range(num_workers))
         self.num_samples = 0
@@ -244,7 +244,7 @@ class Peers(abc.ABC, Generic[R]):
         """
         self._waiting += workers
         works: list[Work] = []
-        if not self._starts or (self._samples is not None and self.num_samples >= self._samples):
+        if not self._starts_by_itself or (self._samples is not None and self.num_samples >= self._samples):
             return works
         while self._waiting and (work := self.start(self._waiting[0], 1)) is not None:
             works.append(work)
