@@ -16,10 +16,12 @@ from gallery import write_tables
 
 import sweep as sweep_script
 from analysis.scores import mean_scores
-from asyncsgd.errors import UsageError
+from asyncsgd.core.signals import StopRequest
+from asyncsgd.errors import RunError, UsageError
 from asyncsgd.studies.check import check
 from asyncsgd.studies.plan import make_plan
 from asyncsgd.studies.runs import STAGES
+from asyncsgd.studies.stages import carry_out
 from asyncsgd.studies.study_folder import StudyFolder
 
 SYNC = {"mode": "sync"}
@@ -168,6 +170,15 @@ def test_a_labelled_stage_is_tuned_by_its_own_score_and_a_trial_without_one_neve
     study = StudyFolder(plan, "", tmp_path)
     study.choose()
     assert study.chosen == {arm.name: arm.trials[best] for arm in plan.arms}
+
+
+def test_what_fails_again_is_made_once_although_a_chain_has_several_rounds(tmp_path):
+    config = copy.deepcopy(CHAIN)
+    config["stages"][0]["data"] = "nowhere"
+    study = StudyFolder(make_plan(config), "", tmp_path)
+    with pytest.raises(RunError, match="6 before runs are not finished"):
+        carry_out(study, None, StopRequest(), jobs=None, retry=True, shard=(1, 1))
+    assert not list(tmp_path.rglob("*.before-1"))
 
 
 def ended(job, score, parent_of):

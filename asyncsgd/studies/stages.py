@@ -53,12 +53,12 @@ def carry_out(
     shard: tuple[int, int],
     again: str = "type the same command with --retry",
 ) -> list[PlannedJob]:
-    """Make the runs that are left, stage by stage, and then those by which the plan grows. Return the runs that failed.
+    """Make the runs that are left, stage by stage, and those by which the plan grows then. Return the runs that failed.
 
     Args:
         context: see `Runner`.
         jobs: how many runs go on side by side; see `side_by_side` of `Runner`.
-        retry: whether what FAILED is made again.
+        retry: whether what FAILED before is made again, once.
         shard: the number of this shard, from 1, and how many there are.
         again: how runs that failed are made again, for messages.
 
@@ -84,13 +84,14 @@ def carry_out(
         if stage == "test":
             study.register()
             for name, tried in study.tried.items():
-                have_diverged = all(trial.score is None for trial in tried)
-                if tried and have_diverged:
-                    print(f"every trial of {name} diverged; its first one is tested all the same", file=sys.stderr)
+                if tried and all(trial.score is None for trial in tried):
+                    print(f"every trial of {name} diverged or has no score; the first one is tested", file=sys.stderr)
         # In a chain a run can be made only when the run that it starts from is done, so there are several rounds.
         for _ in range(study.plan.chain.rounds(stage)):
             study.choose()
-            todo = study.to_do(stage, _shard_of(stage, shard), retry=retry)
+            failed_here = {job.folder for job in failed}  # with `retry` these too are still to do
+            to_do = study.to_do(stage, _shard_of(stage, shard), retry=retry)
+            todo = [job for job in to_do if job.folder not in failed_here]
             if stage == "base" and todo and shard[0] > 1:
                 raise RunError(f"the base model is made by --shard 1/{shard[1]}; run it first, then this command again")
             if todo:
@@ -107,6 +108,7 @@ def carry_out(
                 print(f"{rung}: {word}", flush=True)
         study.choose()
         study.write_plan()
+        # what failed was made again above
         failed += carry_out(study, context, stop, jobs=jobs, retry=False, shard=shard, again=again)
     return failed
 
