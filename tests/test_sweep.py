@@ -168,7 +168,7 @@ def scored(small, out, losses):
         summary = {"status": status, "final_eval_loss": loss or 1.0, "train_seconds": 10.0 * (loss or 0.0)}
         summary["num_samples"] = 100
         (folder / "summary.json").write_text(json.dumps(summary))
-        curve = [8.0, (loss or 1.0) - 0.5, loss]
+        curve = [8.0, (loss or 1.0) - 0.5, None, loss]  # a run that is DONE may have had one that is not finite
         records = [{"kind": "header", "schema": 2}, *({"kind": "evaluate", "loss": value} for value in curve)]
         (folder / "events.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return StudyFolder(plan, "", out)

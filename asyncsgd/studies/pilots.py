@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from asyncsgd.errors import RunError
 from asyncsgd.records.events import DONE, FINISHED, read_events
@@ -81,7 +81,7 @@ class Pilots(NamedTuple):
         num_diverged = 0
         for arm in arms:
             curves = [_losses_in(folder) for folder in self.folders_of(arm)]
-            finite = [curve for curve in curves if curve and None not in curve]
+            finite = [curve for curve in curves if curve]
             if not finite:
                 raise RunError(f"every pilot run of {arm.name} diverged, so there is no target; lower learning rates")
             num_diverged += len(curves) - len(finite)
@@ -100,6 +100,12 @@ class Pilots(NamedTuple):
         return Targets(losses, origin, improvements)
 
 
-def _losses_in(folder: Path) -> list[Any]:
-    """The losses of the evaluations of a run, in order; None where one is not finite."""
-    return [record["loss"] for record in read_events(folder / "events.jsonl") if record.get("kind") == "evaluate"]
+def _losses_in(folder: Path) -> list[float]:
+    """The finite losses of the evaluations of a run, in order; none of a run that is not DONE."""
+    if read_summary(folder).get("status") != DONE:
+        return []
+    losses = []
+    for record in read_events(folder / "events.jsonl"):
+        if record.get("kind") == "evaluate" and record["loss"] is not None:
+            losses.append(record["loss"])
+    return losses
