@@ -30,7 +30,7 @@ COMPLETE_SHARE = 0.95
 EVERY_RUN_HAD = "every run had"
 CUT_SHORT = "restricted to where the first run that missed it ended,"
 LONGEST_RUN = "restricted to the longest run,"
-"""What the seconds up to which runs are compared are, one of three. The note on these seconds begins with it."""
+"""Three kinds of the time up to which runs are compared. The note on that time begins with its kind."""
 EMPTY = np.array([])
 NEVER = (math.inf, math.inf)
 """The ends of what never came: a time of a run that missed its target, a loss of one that diverged."""
@@ -101,7 +101,7 @@ class Measure:
         return [brackets.get(run.run, NEVER) for run in runs]
 
     def compared_curves(self, runs: Sequence[Any], x: str) -> dict[str, Curve]:
-        """The curves of runs; one of a run that stopped at its target_loss ends at an evaluation that all share."""
+        """The curves of runs; that of one that stopped at its target_loss is cut at the last evaluation all share."""
         curves = {run.run: self.curve(run.run, x) for run in runs}
         for run in filter(self.stopped, runs):
             for other in curves.keys() - {run.run}:
@@ -149,7 +149,7 @@ class Measure:
                 losses[run.run] = losses_around(curves[run.run], position, tolerance)
         values = np.array([[losses.get(run.run, NEVER) for run in pair] for pair in run_pairs])
         ends = [float(positions_of_run[-1]) for positions_of_run, _ in curves.values()]
-        notes = _notes_on_position(x, positions, min(ends), max(ends))
+        notes = _notes_on_position(x, positions, min(ends), max(ends), pairs.clock)
         if np.isinf(values).any():
             notes.append(BY_RANKS)
         references = [run for _, run in run_pairs if run.run in curves]
@@ -159,9 +159,13 @@ class Measure:
         if with_gap:
             gap = self._widest_gap(with_gap, x, pairs.clock)
             limits["between"] = gap
-            num_rising = sum(math.isnan(losses[run.run][0]) for run in with_gap)  # as `losses_around` says it
+            num_rising = sum(
+                math.isnan(losses[run.run][0]) for run in with_gap
+            )  # nan: the loss rises between the two evaluations
             if num_rising:
-                rising = f"the loss of {num_rising} of {len(losses)} runs does not fall between the looks around it"
+                rising = (
+                    f"the loss of {num_rising} of {len(losses)} runs does not fall between the evaluations around it"
+                )
                 limits["why_no_test"] = f"{rising}, {gap}"
         return values_of(values[:, 0], values[:, 1], seeds, **limits)
 
@@ -257,10 +261,10 @@ class Measure:
         for runs in zip(*run_pairs, strict=True):
             spacings = [float(np.diff(self.curve(run.run, "seconds")[0]).mean()) for run in runs]
             steps.append((float(np.median(spacings)), runs[0].arm))
-        (step, often), (longer_step, seldom) = sorted(steps)
+        (step, often_evaluated), (longer_step, seldom_evaluated) = sorted(steps)
         if not longer_step > SAME_FREQUENCY * step:
             return ()
-        more = f"{often} was evaluated {longer_step / step:.3g} times as often as {seldom}"
+        more = f"{often_evaluated} was evaluated {longer_step / step:.3g} times as often as {seldom_evaluated}"
         return (f"Runs stopped where they were first seen at their target, and {more}, which alone makes it sooner.",)
 
     def _notes_on_risen(self, run_pairs: Sequence[RunPair], reached: NDArray[np.bool], target: float) -> Iterator[Note]:
@@ -327,17 +331,19 @@ def _when_nobody_reached_it(pairs: Pairs, times: Array, budget: str, kind: str) 
     return f" before {budget}, when the first run that missed it ended (later: {later})"
 
 
-def _notes_on_position(x: str, positions: Sequence[float], earliest_end: float, latest_end: float) -> list[Note]:
+def _notes_on_position(
+    x: str, positions: Sequence[float], earliest_end: float, latest_end: float, clock: str
+) -> list[Note]:
     """A note on where losses are compared; none where that is near the end of all runs."""
     least = min(positions)
     if least >= COMPLETE_SHARE * latest_end:
         return []
     if x == "samples":
-        why = "where the first run ended" if least >= earliest_end else "the last look that all runs share"
+        why = "where the first run ended" if least >= earliest_end else "the last evaluation that all runs share"
         return [Note(f"compared at {least:g} samples, {why}; the last ended at {latest_end:g}")]
     span = " to ".join(dict.fromkeys((f"{least:.4g}", f"{max(positions):.4g}")))
-    why = "where the shorter run of each pair ended or both have a look"
-    return [Note(f"compared at {span} s, {why}; the longest is {latest_end:.4g}")]
+    why = "where the shorter run of each pair ended or both have an evaluation"
+    return [Note(f"compared at {span} {unit_of_seconds(clock)}, {why}; the longest is {latest_end:.4g}")]
 
 
 def _planned_samples(run: Any) -> float:

@@ -291,7 +291,8 @@ def check_tuned(study: StudyTables) -> CheckResult:
     endpoint = study.plan.registered.primary.endpoint
     by = ""
     if endpoint not in ("", "loss_at_equal_samples"):
-        by = f"; chosen by the final loss at equal samples, not by the primary endpoint ({endpoint.replace('_', ' ')})"
+        name = endpoint.replace("_", " ")
+        by = f"; chosen by the final loss, in a labelled task by its score, not by the primary endpoint ({name})"
     if len(set(budgets.values())) > 1:
         of_arms = ", ".join(f"{arm} {number}" for arm, number in budgets.items())
         return "UNEQUAL budgets", "bad", f"tuning runs per arm: {of_arms}{by}"

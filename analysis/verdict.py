@@ -366,7 +366,7 @@ def numbers(row: Any, reference: str) -> str:
     label = _ci_label(row)
     if row.word in ON_MARGIN:
         ends = (row.equal_low, row.equal_high)
-        label = _ci_label(row, num_sides=2)
+        label = _ci_label(row, alphas_outside=2)
     interval = f"{label} {form(ends[0], sign=True)} to {form(ends[1], sign=True)}"
     if math.isnan(row.low):
         interval = f"no {label}"
@@ -382,9 +382,9 @@ def p_text(row: Any) -> str:
     return f"p_Holm {row.p_holm:.2g}"
 
 
-def _ci_label(row: Any, num_sides: int = 1) -> str:
-    """The level of a row's interval; that of two one-sided tests with `num_sides` = 2."""
-    return f"{100 * (1 - num_sides * row.alpha / row.family_size):.3g} % CI"
+def _ci_label(row: Any, alphas_outside: int = 1) -> str:
+    """The level of a row's interval. That of two one-sided tests at alpha leaves out alpha on each side: 2 alphas."""
+    return f"{100 * (1 - alphas_outside * row.alpha / row.family_size):.3g} % CI"
 
 
 def _num_alike(row: Any) -> int:

@@ -89,6 +89,7 @@ def test_tuning_is_equal_or_not_and_its_edges_are_told(tmp_path):
     two = tuned(ASYNC, (2e-3, 1e-3), ((5.0,), (5.2,)))
     study = two_arms(tmp_path, *CURVES, arms=(three, two))
     assert trust_of(study, "tuning").value == "UNEQUAL budgets"
+    assert "in a labelled task by its score" in trust_of(study, "tuning").detail
     assert trust_of(study, "tuned values inside their grids").value == "not in 1 of 2 arms"
     assert any("Tuning: UNEQUAL budgets" in line for line in study.headlines[0].details)
 

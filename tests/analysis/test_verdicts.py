@@ -299,8 +299,8 @@ def test_a_run_that_stopped_at_its_target_was_there(tmp_path):
 
 
 ENDED = "where the first run ended; the last ended at 1600"
-SHARED = "the last look that all runs share; the last ended at 1600"
-PAIRED = "where the shorter run of each pair ended or both have a look; the longest is 100"
+SHARED = "the last evaluation that all runs share; the last ended at 1600"
+PAIRED = "where the shorter run of each pair ended or both have an evaluation; the longest is 100"
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ PAIRED = "where the shorter run of each pair ended or both have a look; the long
         (21, 800, 100.0, 21, [f"compared at 800 samples, {ENDED}"]),  # both have a look there
         (6, 1000, 100.0, 6, [f"compared at 1000 samples, {ENDED}"]),  # they share no look after half of that
         (6, 1000, 100.0, 5, [f"compared at 800 samples, {SHARED}"]),
-        (21, 1600, 50.0, 21, [f"compared at 50 s, {PAIRED}"]),
+        (21, 1600, 50.0, 21, [f"compared at 50 virtual s, {PAIRED}"]),
     ],
     ids=["at the end", "at a look", "between looks", "at an earlier look", "in seconds"],
 )
