@@ -1,6 +1,7 @@
-"""Tables, pictures and verdicts from run folders. Imports neither torch nor transformers.
+"""Tables, pictures and verdicts from run folders. Importing them imports neither torch nor transformers.
 
-One report asks the library's virtual clock, which imports torch: dose_response.py, when its page is made.
+Two functions import torch when they are called. dose_response.py asks the virtual clock when its page is made, and
+meanings.py reads rules that differ in their text.
 
 How is a folder of runs read?               read.py, run_files.py, places.py, runs.py
 What was planned and registered?            questions.py
@@ -18,6 +19,6 @@ One file a command: compare, report, tasks, lab_notes, timeline, watch, candidat
 speed_ladder. crossing.py is used by dose_response.py alone, over_tasks.py by tasks.py alone.
 
 Words. An arm is an algorithm under one condition, and its runs differ by their seeds. A treatment is an arm that is
-compared with another one, the reference. Arms of a group share workers, clock, speeds and batch size. The runs of both
-arms with one seed are a pair. An endpoint is what is compared, such as the loss at equal samples.
+compared with another one, the reference. Arms of a group share task, workers, clock, speeds and batch size.
+The runs of both arms with one seed are a pair. An endpoint is what is compared, such as the loss at equal samples.
 """

@@ -306,7 +306,8 @@ ABOUT_TIMES = "Times sooner: the reference's time to the target / the treatment'
 ABOUT_SCORES = "Means over the repetitions of a pretraining seed, then over these seeds, with 95 % t intervals."
 ABOUT_TESTS = (
     "An interval holds what its test does not reject at alpha / family size. Holm's method may find more than that.",
-    "Only the primary family was registered. Each other family holds a difference by chance in alpha of studies.",
+    "Only the primary family and differences of differences were registered. "
+    "Each other family holds a difference by chance in alpha of studies.",
     "Measured rates of a wrong better or worse with 8 seeds (experiments/benchmarks/error_rates.py): at most 5 % where "
     "noise is symmetric or alike in both arms; 15 % where it is log-normal in one arm; 65 % where one run in twenty of "
     "one arm goes far wrong.",

@@ -79,7 +79,8 @@ NO_PLAN = Plan("", {}, [], UNREGISTERED, {}, "", "")
 
 
 def read_plan(folder: Path) -> Plan:
-    """plan.json and analysis.yaml; the latter counts only where its bytes are those that the plan recorded.
+    """plan.json and analysis.yaml. Where its bytes are not those that the plan recorded, everything is exploratory; the
+    targets and margins of analysis.yaml are used all the same.
 
     A file that lacks a required key, or holds a value of another type there, is not used, and `problems` says so.
     """

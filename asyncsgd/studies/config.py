@@ -115,13 +115,13 @@ class Difference(Keys, frozen=True, kw_only=True):
 
 
 class Analysis(Keys, frozen=True, kw_only=True):
-    """What the config registers before the test runs; see statistics in docs/study.md."""
+    """What the config registers before the test runs; see "What a verdict rests on" in docs/study.md."""
 
     reference: str
     control: str | None = None
     """An algorithm whose updates have as few samples as those of an asynchronous one. So a difference from it does not
-    come from the number of updates. It is compared with the reference at equal samples, and Holm's correction does not
-    count it.
+    come from the number of updates. Arms whose updates have as many samples as its own are compared with it at equal
+    samples, outside the primary family.
     """
     primary: Primary = Primary()
     differences: dict[str, Difference] = {}
@@ -297,7 +297,7 @@ class LadderTask(Keys, frozen=True, kw_only=True):
     """What is learned in a speed ladder, and what its score is judged by."""
 
     data: Annotated[tuple[str, ...], Meta(min_length=1)]
-    """Names of data. The first that is there is taken. If none is, the last is taken, which a run then misses."""
+    """Names of data. The first that is there is taken. If none is there, the last is kept, and its run fails."""
     score: str
     """``loss``, of which less is better, or a score of the task."""
     margin: PositiveFloat

@@ -51,8 +51,9 @@ def study(
 
     1. Tuning: every trial of every arm is run on the tuning seeds. An arm takes the trial with the lowest mean of the
        final evaluation losses.
-    2. Pilots: the reference as it was tuned is run on seeds of their own. The target loss is 95 % of the median
-       improvement of these runs. The training seconds of every test run are the median of the pilots' seconds.
+    2. Pilots: the reference as it was tuned is run on seeds of their own. The target loss lies 95 % of the
+       way from the median of their first losses to the median of their lowest ones. The training seconds of every test
+       run are the median of the pilots' seconds.
     3. Registration: ``analysis.yaml`` is written before the first test run, and never changed: reference, endpoint,
        level, margins, seeds, target and seconds.
     4. Test: every arm is run on every seed. The runs of a seed have the same initial model, data and drawn times, so

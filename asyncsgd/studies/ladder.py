@@ -5,14 +5,14 @@
     seeds: [0, 1, 2, 3, 4, 5, 6, 7]            # of the proof
     ladder:
       tasks: {masked_lm: {data: [pydocs], score: loss, margin: 0.05, samples: 3072, settings: {learning_rate: 1.0e-3}}}
-      rungs:                                  # in the order in which they are climbed; the first one always stays
+      rungs:                                  # in the order in which they are climbed; the first stays, paying or not
         - {name: the library, box: Dynamic padding}
         - {name: batches of 32, box: Larger batch, change: {batch_size: 32}, same_updates: false}
       turns: 5                                # of the climb
       samples: 1024                           # and so on; `asyncsgd.studies.config.LadderKeys` has all keys
 
 The climb: each rung is trained in turns with the rungs kept before it, the first one with the naive loop. Whether it
-pays is the verdict that `climb` is given. The proof: the naive loop and stacks of the rungs that pay, on other seeds.
+pays is the verdict that `climb` is given. The proof: the naive loop and stacks of the rungs that are kept, on `seeds`.
 
 Pure: nothing is run, and nothing read but whether data are there. So a ladder that was killed has the same plan again.
 """
@@ -38,8 +38,8 @@ NO_MEMORY = "ran out of memory"
 DIVERGED = "a training diverged"
 MEASURED = (PAYS, DOES_NOT_PAY, NOT_COMPARABLE)
 VERDICTS = ("", *MEASURED, NO_MEMORY, DIVERGED)
-"""The words of a rung whose trainings are planned. Empty: they have not all ended. Any other word says why no trainings
-of the rung are planned."""
+"""If a rung has one of these words, its trainings are planned; empty: they have not all ended. Any other word is the
+reason why the rung is left out."""
 FACTS = "facts.json"
 """The file of a ladder with what is known of its texts and its machine."""
 
@@ -135,7 +135,7 @@ def arm_of(
     settings["learning_rate"] *= math.sqrt(settings["batch_size"] / plain["batch_size"])
     num_workers = settings.get("nproc", 1)
     settings["threads"] = max(1, devices.cores // num_workers)
-    if settings["mode"] == "sync":  # there batch_size is that of one worker; in a rung it is that of all together
+    if settings["mode"] == "sync":  # a rung gives the global batch; this mode takes that of one worker
         settings["batch_size"] //= num_workers
     loop: Loop = "naive" if rungs is None else "library"
     _, _, algorithm = name.rpartition("/")
