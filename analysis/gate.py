@@ -55,8 +55,8 @@ MENTIONED = (
     "evaluate_at",
     "keep_best",
 )
-"""Settings that change a loss only by rounding or by other draws of dropout. A difference in one of them is mentioned
-and does not stop a comparison. Micro-batches change more where a layer normalises over the batch."""
+"""Settings that are taken to change a loss only by rounding or by other draws of dropout. A difference in one of them
+is mentioned and does not stop a comparison. Micro-batches change more where a layer normalises over the batch."""
 MAX_OTHER_LOAD = 0.1
 """Share of the cores that others may have had while seconds were measured."""
 START_COLUMNS = {

@@ -76,7 +76,7 @@ def _first_and_best_loss(pairs: Pairs, measure: Measure) -> tuple[float, float]:
 def other_targets(pairs: Pairs, measure: Measure, plan: Plan) -> list[str]:
     """A sentence on the two targets at which the speed-up differs most, where every run reached the target.
 
-    There is none where the intervals of the two speed-ups overlap.
+    There is none where the intervals of the two speed-ups overlap, or where they differ by less than `LARGE_SPREAD`.
     """
     first, best = _first_and_best_loss(pairs, measure)
     if len(pairs.run_pairs) < stats.MINIMUM_PAIRS or math.isnan(first):
@@ -150,10 +150,11 @@ def _values_at_target(pairs: Pairs, measure: Measure, target: float) -> dict[str
     times = measure.times(pairs, target) | {"target": target}
     if not times.get("common"):
         return {"time_to_target": times}
-    is_surely = times["brackets"][:, :, 1] <= times["budget"]
-    is_perhaps = times["brackets"][:, :, 0] < times["budget"]
-    shares = np.stack((is_surely, is_perhaps), axis=2).astype(float)  # pairs x arms x (surely, perhaps)
+    surely_reached = times["brackets"][:, :, 1] <= times["budget"]
+    perhaps_reached = times["brackets"][:, :, 0] < times["budget"]
+    shares = np.stack((surely_reached, perhaps_reached), axis=2).astype(float)  # pairs x arms x 2
     reached = times | values_of(shares[:, 0], shares[:, 1], times["seeds"])
+    # what was said of the times is not said again of the counts
     reached |= {"notes": (), "why_no_test": "", "between": "", "reached": (0, 0), "later": (0, 0)}
     return {"time_to_target": times, "target_reached": reached}
 

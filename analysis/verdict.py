@@ -267,7 +267,7 @@ def _speedup_words(row: Any, form: Callable[[float], str]) -> str:
         least = inverse_of_most
         side = "later"
         other = "sooner"
-    if math.isinf(most) and least < 1:
+    if math.isinf(most) and least < 1:  # no upper end, and the lower one is on the other side
         return f"at most {form(1 / least)}{TIMES} {other}" if least > 0 else f"{side} or {other}"
     if math.isinf(most):
         return f"more than {form(least)}{TIMES} {side}"

@@ -54,7 +54,7 @@ from asyncsgd.studies.config import (
 from asyncsgd.tasks import task_class
 
 NONE = "none"
-"""The arm that leaves its stage out."""
+"""In the place of an arm: the chain that leaves the stage with the arms out."""
 KEYS_OF_STAGE_WITH_ARMS = ("arms", "conditions", "exclude")
 """Keys that only the stage with the arms may have."""
 KEYS_OF_LAST_STAGE = ("repetitions",)

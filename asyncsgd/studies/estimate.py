@@ -73,8 +73,8 @@ class Estimator:
     def _time(self, job: PlannedJob) -> tuple[Run, float, float]:
         """The run of a job, prepared, and the seconds of a gradient and of an evaluation; see `_measure`.
 
-        Runs whose settings of task and machine are equal are timed once. Those of tasks other than masked_lm may also
-        differ in their model: most of them fine-tune models of one size.
+        Runs whose settings of task and machine are equal are timed once. Outside masked_lm their models may differ,
+        since most such runs fine-tune models of one size.
         """
         from asyncsgd.run.run import run_of
 
@@ -101,7 +101,7 @@ def _measure(run: Run) -> tuple[Run, float, float]:
     worker.gradient(0)  # the first one allocates
     began = time.perf_counter()
     for index in range(1, TIMED_GRADIENTS + 1):
-        worker.gradient(RUN * index)  # each of another group of batches, since those of one group have about one length
+        worker.gradient(RUN * index)  # RUN batches follow each other with about one length
     gradient = (time.perf_counter() - began) / TIMED_GRADIENTS
     num_batches = len(worker.data.evaluation["main"])
     num_parts = max(1, num_batches // 4)
