@@ -29,8 +29,8 @@ from analysis.meanings import (
 )
 from analysis.questions import Plan
 from analysis.runs import MACHINE, RunPair, RunRow, each
-from asyncsgd.settings.flags import specs_of
 from asyncsgd.settings.groups import MEANINGFUL_FOR, Budget, Job, Machine, Steps
+from asyncsgd.settings.specs import specs_of
 
 CHANGES_SECONDS = (
     "device",

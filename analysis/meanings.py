@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from analysis.runs import MACHINE
-from asyncsgd.settings.flags import specs_of
 from asyncsgd.settings.groups import Budget, Defaults, Job, Machine, Output, Steps
+from asyncsgd.settings.specs import specs_of
 from asyncsgd.settings.yaml_reader import ABOUT_THE_RUN, OPTIMIZER_OPTIONS
 from asyncsgd.simulation.churn import parse_churn
 from asyncsgd.simulation.speeds import parse_network, parse_speeds

@@ -27,7 +27,7 @@ _HOME = {
     "check": "run.dry_run",
     "seeded": "tasks.models",
     "dropout_seed": "data.random",
-    "TrainedRun": "api",
+    "TrainedRun": "run.from_python",
     "Look": "run.callbacks",
     "Replayed": "run.replay",
     # what is learned

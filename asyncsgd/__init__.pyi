@@ -1,6 +1,5 @@
 """The public names with their types, for editors and type checkers; `__init__.py` says where each is found."""
 
-from asyncsgd.api import TrainedRun as TrainedRun
 from asyncsgd.api import compare as compare
 from asyncsgd.api import load as load
 from asyncsgd.api import load_run as load_run
@@ -68,6 +67,7 @@ from asyncsgd.rules.without_server import SGP as SGP
 from asyncsgd.rules.without_server import StreamingDiLoCo as StreamingDiLoCo
 from asyncsgd.run.callbacks import Look as Look
 from asyncsgd.run.dry_run import check as check
+from asyncsgd.run.from_python import TrainedRun as TrainedRun
 from asyncsgd.run.replay import Replayed as Replayed
 from asyncsgd.run.runtimes import AllReduce as AllReduce
 from asyncsgd.run.runtimes import Hogwild as Hogwild

@@ -23,8 +23,9 @@ from asyncsgd.errors import UsageError
 from asyncsgd.records.locks import one_writer
 from asyncsgd.records.machine import available_cores
 from asyncsgd.scripts.base import go_offline, run_script
-from asyncsgd.settings.flags import Parser, checked, specs_of
+from asyncsgd.settings.flags import Parser
 from asyncsgd.settings.numbers import out_of_bounds, whole_number
+from asyncsgd.settings.specs import checked, specs_of
 from asyncsgd.tasks.masked_lm import MaskedLM
 
 OF_TRAINING = ("data", "eval_data", "split", "text_column", "encoding", "quoting", "documents", "model", "vocab_size")

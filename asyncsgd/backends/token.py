@@ -9,8 +9,8 @@ from pathlib import Path
 from asyncsgd.backends.addresses import address_of_interface
 from asyncsgd.backends.launch import Launch
 from asyncsgd.errors import UsageError, reason
-from asyncsgd.settings.flags import flag_of
 from asyncsgd.settings.groups import Output
+from asyncsgd.settings.specs import flag_of
 from asyncsgd.torchrun import OWN_STORE
 
 VARIABLE = "ASYNCSGD_TOKEN"

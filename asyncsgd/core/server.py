@@ -353,9 +353,9 @@ class Server(Starter):
             if not reply.again:
                 break
             reply = self.rule.resume(self.rule_state, view)
-        if self._moved:
-            for dispatch in drops:
-                self._moved.pop(dispatch, None)
+        for dispatch in drops:
+            self._moved.pop(dispatch, None)
+            self._frozen.pop(dispatch, None)
         for work in stop:
             self._batches.give_back(work.batches)
         start = self._start_all_possible(starts)

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncsgd.data.corpora import Corpus, evenly
+from asyncsgd.data.corpora import Corpus
+from asyncsgd.data.documents import evenly
 from asyncsgd.data.masks import ByCandidate, Sample
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.data.tokens import plain_backend

@@ -2,7 +2,7 @@
 
 `carry_out` does all three, in the process that keeps the record and speaks to the user. Its parts are
 `asyncsgd.run.prepare`, `asyncsgd.run.execute` and `asyncsgd.run.finish`. `lead` calls it for scripts,
-`asyncsgd.api.start` for Python.
+`asyncsgd.run.from_python.start` for Python.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from asyncsgd.run.finish import (
 )
 from asyncsgd.run.prepare import Asked, prepare, silent
 from asyncsgd.run.run import Run
-from asyncsgd.settings.flags import flag_of
+from asyncsgd.settings.specs import flag_of
 
 EXIT_CODES = {DONE: 0, INTERRUPTED: 130}
 """Every other status exits with 1."""

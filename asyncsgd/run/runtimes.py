@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from asyncsgd.errors import UsageError
 from asyncsgd.settings import groups
-from asyncsgd.settings.flags import flag_of, specs_of
+from asyncsgd.settings.specs import flag_of, specs_of
 from asyncsgd.simulation.churn import Change, in_order, parse_churn
 from asyncsgd.simulation.speeds import Constant, Infinite, Network, Speeds, parse_network, parse_speeds
 

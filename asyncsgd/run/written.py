@@ -29,8 +29,9 @@ from asyncsgd.rules.contract import Rule
 from asyncsgd.run.found import received_by
 from asyncsgd.run.run import Run, run_of
 from asyncsgd.settings import kinds
-from asyncsgd.settings.flags import specs_of, yaml_of
+from asyncsgd.settings.flags import yaml_of
 from asyncsgd.settings.groups import Budget, Common, Job, Machine, Output, Steps
+from asyncsgd.settings.specs import specs_of
 from asyncsgd.settings.yaml_reader import (
     ABOUT_THE_RUN,
     EXPERIMENT,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from asyncsgd.core.signals import StopRequest
 from asyncsgd.scripts.base import Typed
 from asyncsgd.scripts.task import class_named
-from asyncsgd.settings.flags import Flags, group, setting
+from asyncsgd.settings.flags import Flags
+from asyncsgd.settings.specs import group, setting
 
 if TYPE_CHECKING:  # it imports torch
     from asyncsgd.tasks.check import Checked

@@ -13,8 +13,8 @@ import sys
 from asyncsgd.records.events import DONE, INTERRUPTED
 from asyncsgd.records.run_folder import find_run
 from asyncsgd.scripts.base import add_task_flag
-from asyncsgd.settings.flags import specs_of
 from asyncsgd.settings.groups import Budget
+from asyncsgd.settings.specs import specs_of
 
 
 def run(argv: list[str], prog: str) -> int:
@@ -32,7 +32,7 @@ def run(argv: list[str], prog: str) -> int:
     for name, text in texts.items():
         if text is not None:
             longer[name] = specs[name].checked(text)
-    from asyncsgd.api import start
+    from asyncsgd.run.from_python import start
     from asyncsgd.run.written import Given, run_of_folder
     from asyncsgd.scripts.task import class_given
 

@@ -17,7 +17,8 @@ from asyncsgd.core.signals import StopRequest
 from asyncsgd.errors import UsageError
 from asyncsgd.scripts.base import Typed
 from asyncsgd.scripts.task import told_names, values_of
-from asyncsgd.settings.flags import Flags, group, setting
+from asyncsgd.settings.flags import Flags
+from asyncsgd.settings.specs import group, setting
 from asyncsgd.simulation.settings import SimulationSettings, text_of_simulation
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from asyncsgd.errors import UsageError
 from asyncsgd.records.trackers import CHOICES as TRACKERS
 from asyncsgd.records.trackers import names_in
-from asyncsgd.settings.flags import flag_of, group, setting, specs_of
+from asyncsgd.settings.specs import flag_of, group, setting, specs_of
 
 Mode = Literal["single", "sync", "async", "hogwild", "pipeline"]
 PipelineSchedule = Literal["1f1b", "gpipe", "2bw", "deepspeed"]

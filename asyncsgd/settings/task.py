@@ -8,8 +8,9 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from asyncsgd.settings.flags import Flags, group
+from asyncsgd.settings.flags import Flags
 from asyncsgd.settings.groups import SGD_LEARNING_RATE, Budget, Common, Defaults, Steps, common_contradictions
+from asyncsgd.settings.specs import group
 
 
 def _with_defaults(kind: type[Any], defaults: Defaults, **unset: str) -> type[Any]:

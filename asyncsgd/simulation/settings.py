@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from asyncsgd.settings.flags import checked, setting, specs_of, yaml_of
+from asyncsgd.settings.flags import yaml_of
+from asyncsgd.settings.specs import checked, setting, specs_of
 from asyncsgd.settings.yaml_reader import ABOUT_THE_RUN, EXPERIMENT, FORMAT, SETTINGS_FORMAT, SIMULATION
 
 

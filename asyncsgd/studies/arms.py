@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from asyncsgd.errors import UsageError
-from asyncsgd.settings.flags import flag_of
+from asyncsgd.settings.specs import flag_of
 from asyncsgd.settings.task import task_flags
 from asyncsgd.studies.config import (
     CONDITION_KEYS,

@@ -17,8 +17,8 @@ from asyncsgd.run.run import steps_of
 from asyncsgd.run.runtimes import InProcess, Runtime, job_of, runtime_of
 from asyncsgd.run.written import is_known, name_of
 from asyncsgd.settings import kinds
-from asyncsgd.settings.flags import specs_of
 from asyncsgd.settings.groups import Job
+from asyncsgd.settings.specs import specs_of
 from asyncsgd.studies.config import Settings
 from asyncsgd.tasks import class_named
 from asyncsgd.tasks.base import Task

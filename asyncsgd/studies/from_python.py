@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from asyncsgd.api import check_guard, load, threads_as_before
+from asyncsgd.api import load
 from asyncsgd.backends.launch import refuse_ranks
 from asyncsgd.core.signals import StopRequest
 from asyncsgd.errors import UsageError
+from asyncsgd.run.from_python import check_guard, threads_as_before
 from asyncsgd.run.runtimes import Runtime
 from asyncsgd.settings.yaml_reader import read_yaml
 from asyncsgd.studies.check import check

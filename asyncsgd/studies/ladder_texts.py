@@ -12,8 +12,7 @@ import msgspec
 import psutil
 import torch
 
-from asyncsgd.data.corpora import limited, select
-from asyncsgd.data.documents import Documents
+from asyncsgd.data.documents import Documents, limited, select
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import read_json
 from asyncsgd.records.machine import describe_environment

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncsgd.errors import UsageError
-from asyncsgd.settings.flags import setting
+from asyncsgd.settings.specs import setting
 from asyncsgd.tasks.base import Directions
 from asyncsgd.tasks.language_model import LanguageModel
 from asyncsgd.tasks.text_task import IGNORED, VOCABULARY

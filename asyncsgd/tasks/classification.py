@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from asyncsgd.errors import UsageError
-from asyncsgd.settings.flags import flag_of, setting
 from asyncsgd.settings.groups import BUILT_IN, OF_TRANSFORMERS, PAIRS, Defaults
+from asyncsgd.settings.specs import flag_of, setting
 from asyncsgd.tasks.base import Directions, Sums, to_device
 from asyncsgd.tasks.heads import Labels
 from asyncsgd.tasks.labelled_task import LabelledTask
@@ -33,8 +33,9 @@ if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch, nump
     from numpy import ndarray
     from torch import Tensor, nn
 
-    from asyncsgd.data.corpora import Corpus, Kind
+    from asyncsgd.data.corpora import Corpus
     from asyncsgd.data.documents import Documents
+    from asyncsgd.data.kinds import Kind
     from asyncsgd.data.tokens import Samples
     from asyncsgd.tasks.models import Built
     from asyncsgd.tasks.text_batches import Batch, Draw
@@ -183,7 +184,7 @@ class Classification(LabelledTask):
         return columns
 
     def row_kind(self) -> Kind:
-        from asyncsgd.data.corpora import LABELLED
+        from asyncsgd.data.kinds import LABELLED
         from asyncsgd.tasks.labelled_rows import LabelledRows
 
         if self.is_plain:

@@ -13,8 +13,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from asyncsgd.data.corpora import Kind
 from asyncsgd.data.documents import without_surrogates
+from asyncsgd.data.kinds import Kind
 from asyncsgd.data.labels import NO_LABEL, Names, label_name
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.groups import PAIRS

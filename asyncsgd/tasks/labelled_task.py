@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
-from asyncsgd.settings.flags import setting
 from asyncsgd.settings.groups import (
     ENCODING,
     EVAL_DATA,
@@ -25,6 +24,7 @@ from asyncsgd.settings.groups import (
     Quoting,
     Sampling,
 )
+from asyncsgd.settings.specs import setting
 from asyncsgd.tasks.base import Directions, Sums, found, to_device
 from asyncsgd.tasks.heads import HEADS, Head, Labels
 from asyncsgd.tasks.predictions import Said, write_predictions

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncsgd.errors import UsageError
-from asyncsgd.settings.flags import setting
 from asyncsgd.settings.groups import (
     BLOCKS,
     ENCODING,
@@ -26,6 +25,7 @@ from asyncsgd.settings.groups import (
     Sampling,
     Units,
 )
+from asyncsgd.settings.specs import setting
 from asyncsgd.tasks.base import Sums, found
 from asyncsgd.tasks.text_task import VOCABULARY, TextTask
 
@@ -118,7 +118,7 @@ class LanguageModel(TextTask):
         return by_length(held_out, self.eval_batch_size, self.eval_samples)
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
-        from asyncsgd.data.corpora import evenly
+        from asyncsgd.data.documents import evenly
 
         evaluated = evenly(len(held_out), self.eval_samples)
         return {"num_eval_samples": len(evaluated)}

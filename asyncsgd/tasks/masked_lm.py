@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from asyncsgd.data.mask_names import CHOICES as MASKS
 from asyncsgd.data.mask_names import NAMED, OWN, check_mask
 from asyncsgd.errors import UsageError
-from asyncsgd.settings.flags import setting
+from asyncsgd.settings.specs import setting
 from asyncsgd.tasks.base import Batches, Directions
 from asyncsgd.tasks.language_model import LanguageModel
 from asyncsgd.tasks.text_task import IGNORED, side_of

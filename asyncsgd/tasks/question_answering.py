@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from asyncsgd.errors import UsageError
-from asyncsgd.settings.flags import setting
 from asyncsgd.settings.groups import EVAL_DATA, EvalData
+from asyncsgd.settings.specs import setting
 from asyncsgd.tasks.base import Directions, Sums, to_device
 from asyncsgd.tasks.labelled_task import HeadTask
 from asyncsgd.tasks.text_task import VOCABULARY, side_of

@@ -18,8 +18,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from asyncsgd.data.corpora import Corpus, evenly
-from asyncsgd.data.documents import Documents, without_surrogates
+from asyncsgd.data.corpora import Corpus
+from asyncsgd.data.documents import Documents, evenly, without_surrogates
 from asyncsgd.data.evaluation_sets import ALONE, EvaluationSet, named_places
 from asyncsgd.data.files import Rows, Source, joined_parts, read_table, unpacked
 from asyncsgd.errors import UsageError

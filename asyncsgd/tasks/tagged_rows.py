@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from asyncsgd.data.corpora import Kind
 from asyncsgd.data.documents import without_surrogates
+from asyncsgd.data.kinds import Kind
 from asyncsgd.data.labels import Names, label_name
 from asyncsgd.errors import UsageError
 from asyncsgd.tasks import spans

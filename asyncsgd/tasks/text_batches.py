@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncsgd.data.corpora import evenly
+from asyncsgd.data.documents import evenly
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.data.tokens import Samples
 

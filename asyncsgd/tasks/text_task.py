@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from asyncsgd.errors import UsageError
-from asyncsgd.settings.flags import flag_of
 from asyncsgd.settings.groups import (
     BUILT_IN,
     NEWEST,
@@ -27,6 +26,7 @@ from asyncsgd.settings.groups import (
     Sampling,
     Units,
 )
+from asyncsgd.settings.specs import flag_of
 from asyncsgd.tasks.base import Batches, Task
 
 if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch, numpy and the reading of data
@@ -34,8 +34,9 @@ if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch, nump
     from numpy.random import Generator
     from torch import Tensor, nn
 
-    from asyncsgd.data.corpora import Corpus, Kind
+    from asyncsgd.data.corpora import Corpus
     from asyncsgd.data.files import Reading
+    from asyncsgd.data.kinds import Kind
     from asyncsgd.data.tokens import Samples
     from asyncsgd.tasks.models import Built
     from asyncsgd.tasks.origin import Origin
@@ -111,7 +112,7 @@ class TextTask(Task):
 
     def row_kind(self) -> Kind:
         """How a row of its data is read."""
-        from asyncsgd.data.corpora import PLAIN
+        from asyncsgd.data.kinds import PLAIN
 
         return PLAIN
 

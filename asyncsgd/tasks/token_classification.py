@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncsgd.errors import UsageError
-from asyncsgd.settings.flags import setting
+from asyncsgd.settings.specs import setting
 from asyncsgd.tasks.base import Directions, Sums
 from asyncsgd.tasks.labelled_task import LabelledTask
 from asyncsgd.tasks.predictions import Said
@@ -27,7 +27,8 @@ if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch, nump
     import numpy as np
     from torch import Tensor, nn
 
-    from asyncsgd.data.corpora import Corpus, Kind
+    from asyncsgd.data.corpora import Corpus
+    from asyncsgd.data.kinds import Kind
     from asyncsgd.data.tokens import Samples
     from asyncsgd.tasks.models import Built
     from asyncsgd.tasks.text_batches import Batch, Draw

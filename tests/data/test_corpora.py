@@ -14,10 +14,11 @@ from refusals import refused
 
 from asyncsgd.data import files as tables
 from asyncsgd.data import pydocs
-from asyncsgd.data.corpora import LABELLED, PLAIN, load_corpus, split_documents
-from asyncsgd.data.documents import Documents
+from asyncsgd.data.corpora import load_corpus
+from asyncsgd.data.documents import Documents, split_documents
 from asyncsgd.data.evaluation_sets import check_name
 from asyncsgd.data.files import joined_parts, read_table
+from asyncsgd.data.kinds import LABELLED, PLAIN
 from asyncsgd.data.pydocs import collect_docstrings, load_pydocs
 from asyncsgd.errors import UsageError
 from asyncsgd.tasks.tagged_rows import TAGGED

@@ -15,9 +15,10 @@ from datasets.data_files import DataFilesDict, get_data_patterns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncsgd.data.corpora import LABELLED, PLAIN, load_corpus
+from asyncsgd.data.corpora import load_corpus
 from asyncsgd.data.files import KINDS, Reading, read_table
 from asyncsgd.data.folders import splits_of
+from asyncsgd.data.kinds import LABELLED, PLAIN
 from asyncsgd.errors import UsageError
 
 TEXT = {"text": "--text-column"}
