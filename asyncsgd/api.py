@@ -87,8 +87,8 @@ def train(
     Args:
         task: what is learned; see `asyncsgd.Task`. If the runtime has several processes, the task's class must be in a
             file.
-        rule: what the server does with an arriving gradient. None is `Asynchronous`, or the rule that the runtime
-            implies.
+        rule: what the server does with an arriving gradient. None: `Asynchronous` with `Processes` and `Virtual`, and
+            with the others the rule that they imply (`Synchronous` with `InProcess`).
         runtime: `InProcess()` (the default), `AllReduce(n)`, `Pipeline(n, stages)`, `Processes(n)`,
             `Hogwild(n)` or `Virtual(n)`.
         samples, seconds, target_loss: the budget. The first limit that is reached ends the run. Samples are counted
@@ -114,8 +114,8 @@ def train(
         warmup: over how many samples the rate rises linearly to the peak; below 1 it is a share of the run's samples.
             None: the task's, else no warm-up.
         weight_decay: on matrices only, as the optimizer defines it. None: the task's, else 0.
-        clip_norm: the largest norm of a direction; a longer one is scaled down to it. 0: no clipping. None: the task's,
-            else 0.
+        clip_norm: the largest norm of what the optimizer is given, which is a gradient or what the rule makes of
+            several; a longer one is scaled down to it. 0: no clipping. None: the task's, else 0.
         seed: decides the initial model, the order of the data and dropout.
         device: ``auto`` takes cuda where there is one.
         precision: of forward passes: ``fp32``, or under autocast ``bf16`` or ``fp16``. Parameters are float32.
@@ -131,8 +131,8 @@ def train(
         resume: whether a run that is in `folder` already goes on from its last checkpoint. All arguments must be those
             of the run; only `samples`, `epochs` and `micro_batches` may grow. Where the folder holds no run yet, one is
             begun.
-        checkpoint_every, checkpoint_seconds: samples and seconds between two checkpoints. None: one is written only
-            when the run is interrupted.
+        checkpoint_every, checkpoint_seconds: samples and real seconds between two checkpoints. None: one is written
+            only when the run is interrupted.
         keep: how many checkpoints are kept, beside the one with the best evaluation loss.
         cache: where the task keeps what it prepares. None: the user's cache folder.
         quiet: print nothing.
@@ -145,11 +145,15 @@ def train(
         hosts: how hosts meet, if torchrun has started this script on several; not used on one host. None: with the
             token of the variable ``ASYNCSGD_TOKEN``; see docs/machines.md.
 
+    Returns:
+        The run, of which `TrainedRun.status` says how it ended: also one that diverged, or that Ctrl-C has ended.
+
     Raises:
         UsageError: if the arguments or the task must be changed; the message says how.
         RunError: if the run failed, e.g. all workers were lost or the disk is full. Exceptions of the task come
             through.
 
+    >>> import torch
     >>> from asyncsgd import TensorData, seeded
     >>> @dataclasses.dataclass(frozen=True)
     ... class Line(Task):
@@ -157,7 +161,7 @@ def train(
     ...     batch_size: int = 10
     ...     def model(self, seed):
     ...         with seeded(seed):
-    ...             return nn.Linear(1, 1)
+    ...             return torch.nn.Linear(1, 1)
     ...     def data(self, seed):
     ...         x = torch.linspace(-1.0, 1.0, 40).unsqueeze(1)
     ...         return TensorData((x, 3 * x), (x, 3 * x), self.batch_size, seed)
@@ -206,9 +210,11 @@ def train(
         statistics_batches=statistics_batches,
     )
     shape = None
-    schedule_name = schedule or defaults.schedule_of(has_samples)
-    if not isinstance(schedule_name, str):
-        shape = schedule_name
+    schedule_name: str = defaults.schedule_of(has_samples)
+    if isinstance(schedule, str):
+        schedule_name = schedule
+    elif schedule is not None:
+        shape = schedule
         check_shape(shape)
         schedule_name = "constant"  # `named_after` puts the name of the function in its place
     steps = checked(

@@ -149,6 +149,16 @@ def test_where_the_leader_is_lost_the_other_host_ends_and_says_what_is_left(plan
         assert two.ended(other) != 0
 
 
+def how_it_goes_on(two, other):
+    """What the mirror says of that when host 0 is lost behind the second checkpoint."""
+    copies = two.folders[1] / "run" / "checkpoints"
+    until(lambda: len(list(copies.glob("*.json"))) > 1, "two checkpoints are copied", 120)
+    two.kill(0)
+    until(lambda: "goes on on this host with " in two.said(1), "host 1 says what is left", 90)
+    assert two.ended(other) != 0
+    return two.said(1).partition("goes on on this host with ")[2].splitlines()[0]
+
+
 @pytest.mark.hosts
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_where_the_leader_is_lost_the_run_goes_on_from_the_mirror(mode, gallery, tmp_path):
@@ -159,13 +169,7 @@ def test_where_the_leader_is_lost_the_run_goes_on_from_the_mirror(mode, gallery,
         (two.folders[0] / "texts").mkdir()
         shutil.copy(gallery / "train.txt", two.folders[0] / "texts")
         _, other = two.torchrun(SCRIPT, *words.split(), *more.split(), tokens=(TOKEN, TOKEN))
-        copies = two.folders[1] / "run" / "checkpoints"
-        until(lambda: len(list(copies.glob("*.json"))) > 1, "two checkpoints are copied", 120)
-        two.kill(0)
-        until(lambda: "goes on on this host with " in two.said(1), "host 1 says what is left", 90)
-        assert two.ended(other) != 0
-        line = two.said(1).partition("goes on on this host with ")[2].splitlines()[0]
-        assert line == "python experiments/stilt_mlm.py --resume run"
+        assert how_it_goes_on(two, other) == "python experiments/stilt_mlm.py --resume run"
         two.end_well(two.start(1, sys.executable, SCRIPT, "--resume", "run"))
         summary = summary_of(two, host=1)
         assert [summary[key] for key in ("status", "num_workers", "num_samples")] == ["DONE", 2, 2000]
@@ -190,13 +194,7 @@ def test_where_the_leader_is_lost_a_script_of_one_s_own_goes_on_from_the_mirror(
             (folder / "token").write_text(TOKEN)
             (folder / "token").chmod(0o600)
         _, other = two.torchrun("mine.py")
-        copies = two.folders[1] / "run" / "checkpoints"
-        until(lambda: len(list(copies.glob("*.json"))) > 1, "two checkpoints are copied", 120)
-        two.kill(0)
-        until(lambda: "goes on on this host with " in two.said(1), "host 1 says what is left", 90)
-        assert two.ended(other) != 0
-        line = two.said(1).partition("goes on on this host with ")[2].splitlines()[0]
-        assert line == "the same script, where train is given folder='run' and resume=True"
+        assert how_it_goes_on(two, other) == "the same script, where train is given folder='run' and resume=True"
         (two.folders[1] / "mine.py").write_text(script.replace('folder="run"', 'folder="run", resume=True'))
         two.end_well(two.start(1, sys.executable, "mine.py"))
         summary = summary_of(two, host=1)

@@ -1,9 +1,9 @@
 """Workers that are processes, as a backend of `asyncsgd.core.loop.Loop`, whatever carries vectors between them and the
 server.
 
-The clock is the real one, and an evaluation stops it. A gradient that arrives during an evaluation is held back: it
-counts when the clock has advanced by the seconds that its worker still needed when the evaluation began. So an
-evaluation changes neither the clock nor the order of arrivals. A worker that is lost becomes a `Left` with the reason,
+The clock is the real one, and an evaluation stops it. A gradient that arrives t seconds into an evaluation is held
+back, and counts when the clock has run for t seconds after it. So an evaluation changes neither the clock nor the order
+of arrivals. A worker that is lost becomes a `Left` with the reason,
 and the server decides what follows from that.
 
 Workers may also step the shared vector themselves, without locks (Hogwild). Then this process hands out batches and
@@ -60,7 +60,7 @@ HowItEnded = Callable[[int, float], str | None]
 knows."""
 
 STOP_SECONDS = 30.0
-"""How long a worker that steps may take over its last gradient when a run ends before its budget is spent."""
+"""How many seconds `close` waits for Hogwild's workers to end after `Stop`."""
 
 
 class ProcessBackend:
@@ -120,7 +120,7 @@ class ProcessBackend:
         """The workers that were told to compute and have not answered. They may still be at an abandoned gradient."""
         self._num_samples = 0
         """How many samples have arrived."""
-        self._shared = segment.extra
+        self._shared = segment.extra  # under this name in checkpoints
         """The optimizer state that Hogwild workers share, for checkpoints."""
         self._late_arrivals: list[tuple[float, int, Computed]] = []
         """Arrivals during an evaluation: (seconds of the clock at which it counts, worker, message), ascending."""
@@ -176,7 +176,8 @@ class ProcessBackend:
             worker = work.worker
             if self._works.get(worker) is work:
                 del self._works[worker]
-                if self._unsent.pop(worker, None) is None and worker in self._computing:
+                was_sent = self._unsent.pop(worker, None) is None
+                if was_sent and worker in self._computing:
                     self._send(worker, Wake())
 
     def start(self, works: Sequence[Work]) -> None:
@@ -216,7 +217,7 @@ class ProcessBackend:
             return
         self._ask_to_stand_still()
         while self._computing - self._waiting_to_step:
-            for worker, message in self._messages():
+            for worker, message in self._unrefused():
                 if isinstance(message, Computed):
                     arrived = self._arrived(worker, message)
                     if arrived is not None:
@@ -320,7 +321,7 @@ class ProcessBackend:
         if point is not None:
             segment.slots[worker].copy_(point)
             if statistics is not None:
-                segment.moved[worker, 0].copy_(statistics)
+                segment.moved[worker, 0].copy_(statistics)  # the place of those after the gradient, which is free too
         self._computing.add(worker)
         command = Compute(work.dispatch, work.batches, work.rate, version_in_slot, work.draw)
         vectors = self._vectors(segment.slots[worker], segment.moved[worker, 0]) if segment.slots else ()
@@ -344,14 +345,21 @@ class ProcessBackend:
                     link.send_vector(vector)
 
     def _wait(self, seconds: float = POLL_SECONDS) -> Sequence[tuple[int, Message | None]]:
-        """Return the next message, as `_messages` does.
+        """Return the next message, as `_unrefused` does.
 
         Raises:
             Interrupted: if the user has asked to stop.
-            RunError: if a worker refuses to train, with its reason.
         """
         if self._stop_requested():
             raise Interrupted
+        return self._unrefused(seconds)
+
+    def _unrefused(self, seconds: float = POLL_SECONDS) -> Sequence[tuple[int, Message | None]]:
+        """Return the next message, as `_messages` does.
+
+        Raises:
+            RunError: if a worker refuses to train, with its reason.
+        """
         messages = self._messages(seconds)
         for worker, message in messages:
             if isinstance(message, Refused):
@@ -397,7 +405,8 @@ class ProcessBackend:
         return Arrived(work, message.read_version, vector, message.gradient, seconds, message.taken, moved)
 
     def _lose(self, worker: int, reason: str) -> None:
-        """Forget a worker that is lost. `next` returns its loss."""
+        """Forget a worker that is lost. `next` returns its loss. `_works` has its work until the server gives that up,
+        with `stop`."""
         self._selector.unregister(self._links[worker])
         self._links.pop(worker).close()
         self._reasons.append(f"worker {worker}: {reason}")

@@ -17,7 +17,7 @@ from asyncsgd.run.run import Run
 from asyncsgd.worker.worker import Worker
 
 
-def in_step(run: Run, worker: Worker | None, resume: tuple[Path, str] | None) -> InStep:
+def make_rank(run: Run, worker: Worker | None, resume: tuple[Path, str] | None) -> InStep:
     """This rank's part of a run, on the initialised process group. All ranks call this function together.
 
     Args:
@@ -38,7 +38,7 @@ def in_step(run: Run, worker: Worker | None, resume: tuple[Path, str] | None) ->
     return InStep(replica)
 
 
-def serve_rank(
+def run_rank(
     run: Run,
     resume: tuple[Path, str] | None,
     world: World,
@@ -49,7 +49,7 @@ def serve_rank(
     """Entry point of a rank other than 0. It blocks until the run ends, and ends the process.
 
     Args:
-        resume: as in `in_step`.
+        resume: as in `make_rank`.
         keeper: keeps copies of checkpoints in this process; None: this host is no mirror.
         left: says what is left of the run if contact is lost; None: others say so.
     """
@@ -58,7 +58,7 @@ def serve_rank(
         worker = None if run.runtime.cuts_model else run.worker(run.flat(device=run.device))
         world.arrive()
         with world.group(run.device, run.output.interface):
-            in_step(run, worker, resume).follow()
+            make_rank(run, worker, resume).follow()
             if keeper is not None:
                 keeper.wait()
             sys.stdout.flush()

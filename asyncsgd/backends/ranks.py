@@ -349,7 +349,7 @@ class InStep:
     state_dict = partialmethod(_lead, STATE)
 
     def load_state_dict(self, state: State) -> None:
-        """Do nothing: every rank has loaded its state in `asyncsgd.backends.rank_main.in_step`."""
+        """Do nothing: every rank has loaded its state in `asyncsgd.backends.rank_main.make_rank`."""
 
     def stop(self) -> None:
         """Let the other ranks end."""

@@ -65,7 +65,7 @@ class VirtualBackend:
         parameters: `(P,)`, the server's, at which a gradient starts that has no point of its own.
         computation: computes every gradient.
         sampler: draws the seconds that a worker takes for its k-th batch; see `Work.draw`.
-        measure: evaluates parameters exactly. It costs no virtual time.
+        measure: evaluates parameters on the whole evaluation set. It costs no virtual time.
         num_workers: N, workers 0 to N - 1. All are present from the beginning, except those whose first event of
             `churn` is a join.
         network: links to the server; None: transfers take no time.
@@ -131,7 +131,8 @@ class VirtualBackend:
         """Version, parameters and running statistics, copied for the latest start. All that start at one version share
         the copy."""
         self._working: list[Work | None] = [None] * num_workers
-        """What each worker computes. An entry of the heap whose work is not here was abandoned."""
+        """What each worker computes. An entry of the heap whose work is not this very object was abandoned. That holds
+        behind a checkpoint too: the state is saved as a whole, with each object once."""
         self._idle_since = [0.0] * num_workers
         self._pulled_at: dict[int, float] = {}
         """With a network, by worker: when it had the parameters of its gradient."""
@@ -150,6 +151,7 @@ class VirtualBackend:
     def next(self, until: float) -> Happened | None:
         change_at = self._changes[0].seconds if self._changes else math.inf
         first = self._next_arrival(change_at)
+        # Without a first arrival a change comes earlier, or there is neither, or what is in flight never arrives.
         if first is None and not (self._changes or self._heap or self._uploads):
             raise NoWorkerLeft("no worker is left; let one of them join again, or stay")
         seconds = change_at if first is None else first[0]
@@ -176,7 +178,8 @@ class VirtualBackend:
         working = self._working
         while heap or uploads:
             # No two entries have the same dispatch, so their works are never compared.
-            source = uploads if uploads and (not heap or uploads[0] < heap[0]) else heap
+            upload_is_first = uploads and (not heap or uploads[0] < heap[0])
+            source = uploads if upload_is_first else heap
             seconds, worker, dispatch, work = first = source[0]
             if seconds >= before:
                 return None
@@ -198,7 +201,7 @@ class VirtualBackend:
             self._root_is_free = False
 
     def _leave_or_join(self) -> Joined | Left:
-        """Carry out the next change of the churn."""
+        """Carry out the next change of the churn. The gradient of a worker that leaves comes back to `stop`."""
         change = self._changes.pop(0)
         if isinstance(change, Join):
             self._idle_since[change.worker] = self.now
@@ -277,6 +280,7 @@ class VirtualBackend:
                 continue
             if self._lock_step:
                 seconds = slowest
+            # `began` is now; of peers it is the start of the group, whose times so far are all in `seconds`.
             entry = (work.began + seconds, worker, work.dispatch, work)
             if self._root_is_free:
                 self._root_is_free = False

@@ -40,7 +40,7 @@ from asyncsgd.tasks.base import encode_sums
 from asyncsgd.worker.profile import Profile, peak_bytes
 
 
-def serve(
+def run_worker(
     run: Run,
     link_source: LinkSource,
     worker: int,

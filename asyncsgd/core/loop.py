@@ -78,11 +78,11 @@ class Loop:
 
     Args:
         limits: when to stop; ``samples=0`` evaluates once and stops.
-        evaluations: how many evaluations follow the first; see `EvaluationPoints`. If these lie in seconds, the
+        num_evaluations: how many evaluations follow the first; see `EvaluationPoints`. If these lie in seconds, the
             virtual clock stops exactly at them, and a real one just behind them.
         parameters: returns the parameters that are evaluated, `(P,)`, for callbacks and for the best version. None:
             those of the method. Synchronous ranks give a function that gathers them: the ranks hold the parameters,
-            each a copy or a part, and the method has none. The backend evaluates them there.
+            each a copy or a part. `Method.parameters` is then empty, and the backend evaluates what the ranks hold.
         statistics: the model's running statistics, which are evaluated with the parameters; None: it has none.
     """
 
@@ -93,7 +93,7 @@ class Loop:
         method: Method,
         backend: Backend,
         limits: Limits,
-        evaluations: int,
+        num_evaluations: int,
         hooks: Hooks,
         parameters: Callable[[], Tensor] | None = None,
         statistics: RunningStatistics | None = None,
@@ -104,8 +104,9 @@ class Loop:
         self._hooks = hooks
         self._parameters = parameters or (lambda: method.parameters)
         self._statistics = statistics
-        self._points = EvaluationPoints(limits, evaluations)
+        self._points = EvaluationPoints(limits, num_evaluations)
         self.early_stop = EarlyStop(limits)
+        """Also keeps the parameters of the lowest loss, and finds divergence."""
         self.evaluations: list[Evaluation] = []
         self.num_arrivals = 0
         self._evaluation_due = False
@@ -127,6 +128,7 @@ class Loop:
             result = Result(INTERRUPTED, "interrupted by the user")
         except NoWorkerLeft as why:
             result = Result(FAILED, str(why))
+        # Without a first evaluation there is nothing to go on from: such a run begins anew.
         if result.status == INTERRUPTED and self.evaluations:
             self._save()
         return self.early_stop.with_best(result)
@@ -149,7 +151,8 @@ class Loop:
     def _train(self, resumed: bool) -> Result:
         """Handle what happens until the run is over."""
         with self.backend.running():
-            # After a resume nobody joins whose gradient is still in flight: only where `_resume` let all leave.
+            # After a resume workers join only where `_resume` has let all of them leave. Elsewhere they are present,
+            # with their gradients in flight.
             all_join = not resumed or self.backend.loses_flights
             if all_join:
                 for worker in self.backend.present:
@@ -226,8 +229,8 @@ class Loop:
             gradient = happened.gradient
             if gradient.weight and not math.isfinite(gradient.loss):
                 return self._diverged(happened)
-        # Take the points even if the run ends now: a longer run that goes on from here has passed them.
-        passed = changed and self._points.in_samples.take_up_to(self.method.num_samples)
+        # The first update at a point or behind it passes the point, which counts as taken even if the run ends now.
+        passed = self._points.in_samples.take_up_to(self.method.num_samples) if changed else []
         if isinstance(happened, Arrived) and self._limits.spent_by(self.method.num_samples):
             # The last evaluation stands at the budget, so it is made even if this arrival was dropped.
             return self._evaluate(last=True) or Result(DONE)

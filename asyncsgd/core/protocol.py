@@ -2,8 +2,8 @@
 
 A method is an algorithm as a whole: a server with its rule, or peers. The user chooses a runtime, such as `Virtual(4)`
 (`asyncsgd.run.runtimes`); a backend is the object that carries it out. A gradient in flight is a `Work`. What may
-happen is `Happened`: a worker joined, a worker left, or a gradient arrived. A `Step` is the method's answer to it, not
-an optimizer step.
+happen is `Happened`: a worker joined, a worker left, or a gradient arrived. A `Step` is the method's answer to it: what
+starts, what stops and what is recorded. Elsewhere a step is one of the optimizer.
 
 Shapes: P parameters (gaps of the flat vector included), S running statistics of the model, as of BatchNorm. The effect
 of a gradient on the statistics is `(3, S)`. Its rows are s_1, the statistics after the gradient; s_0, those that it
@@ -35,11 +35,12 @@ class Work(Struct, gc=False):
     is a `point`, this is the version of the point, which may be older than the dispatch."""
     num_local_steps: int
     """How many steps the worker's inner optimizer takes, one for each batch. It is 1 if the worker computes the
-    gradient of one batch. For peers a gradient has one batch, but the virtual clock adds up the computing
-    times of a group of a worker's steps, and this is the number of the gradient in its group, from 1."""
+    gradient of one batch. For peers it has another meaning. Their gradients have one batch each, and a worker takes a
+    group of steps before it meets others; this is the number of the gradient in its group, from 1. The virtual clock
+    adds up the computing times of a group."""
     batches: Ranges
-    """The batches of the gradient: ranges of positions in a stream of batches. The stream is the worker's own, or one
-    for all workers."""
+    """The batches of the gradient: ranges of positions in a stream of batches. Simulated problems have
+    a stream for each worker (`OwnStreams`), tasks one for all (`BatchStream`)."""
     point: Tensor | None
     """`(P,)`, where the gradient is to be computed: the parameters of `version`, plus the offset of its `Start` if that
     has one. To be read, not changed. None: the worker takes the parameters that it finds when it begins. The virtual
@@ -50,8 +51,8 @@ class Work(Struct, gc=False):
     """When the gradient was dispatched, in seconds of the training clock. For peers: when the first
     gradient of its group was; see `num_local_steps`."""
     draw: int
-    """Each batch of a worker uses one random computing time. They are numbered from 0, for each worker. This is the
-    number of the first one that counts from `began` on: that of this gradient or, for peers, of its group."""
+    """Each batch of a worker uses one of its random computing times, which are numbered from 0 for each worker. This is
+    the number of the time of this gradient's first batch or, for peers, of the first batch of its group."""
     drawn: float = 0.0
     """The computing time that the virtual clock drew for the last batch of this gradient, in seconds. Peers take one
     batch a gradient, and their record says how long it took."""
@@ -114,8 +115,7 @@ class Arrived(Struct, frozen=True, gc=False):
     """The time from dispatch to arrival, on the training clock."""
     taken: Taken
     """How `seconds` divides into pulling parameters, computing and pushing the gradient. Beside that, how long the
-    worker waited before the dispatch, and how long it took to apply the gradient itself (Hogwild, synchronous
-    ranks)."""
+    worker waited before the dispatch, and how long a synchronous rank took for its own step."""
     moved: Tensor | None = None
     """`(3, S)`, the effect of the gradient on the model's running statistics, valid as long as `vector`; None: the
     model has none."""
@@ -140,7 +140,8 @@ class Step(Struct, frozen=True, gc=False):
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What an exact evaluation says of some parameters; the fields are those of `records.events.Evaluation`."""
+    """What an evaluation says of some parameters: on the whole evaluation set, of one version. The fields up to
+    `worker_losses` are those of `records.events.Evaluation`; the others go into records of their own."""
 
     loss: float
     weight: float | None = None
@@ -192,7 +193,8 @@ class Method(Protocol):
     def present(self) -> Sequence[int]:
         """The workers that take part now, idle ones first. If gradients in flight are lost with a stop
         (`Backend.loses_flights`), the loop lets all workers leave after a resume, in this order. A busy worker gives
-        its batches back when it leaves. An idle one that had not left before would then be started on these batches.
+        its batches back when it leaves. If a busy one left first, an idle one, which is about to leave too, would be
+        started on these batches.
         """
 
     def extend(self) -> Step | None:
@@ -253,7 +255,7 @@ class Backend(Protocol):
         """
 
     def evaluate(self, parameters: Tensor) -> Measured:
-        """Evaluate `parameters` exactly.
+        """Evaluate `parameters`, all of them of one version, on the whole evaluation set.
 
         Raises:
             NoWorkerLeft: if no worker is left to do it.

@@ -55,7 +55,7 @@ class Server(Starter):
     Args:
         parameters: float32 `(P,)`; borrowed, and changed in place, by this object alone except in Hogwild.
         rule: decides what becomes of each gradient.
-        optimizer: takes the steps.
+        optimizer: takes the steps; `StepTakenByWorker`, which does nothing, where workers or ranks take them.
         schedule: learning rate as a function of the samples that arrived; in a rule with `local_steps` it is the
             workers' learning rate, fixed when they start, and the server's own is 1.
         batches: hands out the run's batches.
@@ -83,6 +83,7 @@ class Server(Starter):
     (((0, 0),), 1, [0.5, 1.5])
     """
 
+    # The attributes that are not set here are those of `Starter`.
     KEPT = (
         "parameters",
         "num_samples",
@@ -208,7 +209,7 @@ class Server(Starter):
             self._frozen[dispatch] = report.frozen
         if arrived.moved is not None:
             self._moved[dispatch] = Moved(worker, work.batches, arrived.moved.clone(), report.weight)
-            self._replica = (worker, arrived.moved[0].clone())
+            self._arriving_statistics = (worker, arrived.moved[0].clone())
         arrival = Arrival(
             worker,
             dispatch,
@@ -230,7 +231,7 @@ class Server(Starter):
         if report.weight and not is_asynchronous(reply, arrival):
             self.rule_acted.altered += 1
         uses, drops, stop, start, stepped = self._carry_out(reply, repeated)
-        self._replica = None
+        self._arriving_statistics = None
         if not self._records:
             return Step(start, stop, stepped)
         outcome = HELD
@@ -348,7 +349,7 @@ class Server(Starter):
             if reply.abandon:
                 stop += self._abandoned(reply.abandon)
             if reply.start:
-                requested = self._at_points(reply.start)
+                requested = self._pinned_if_exact(reply.start)
                 starts = [*starts, *requested] if starts else requested
             if not reply.again:
                 break
@@ -380,8 +381,8 @@ class Server(Starter):
                 self._move_statistics(uses)
             optimizer = self._optimizer
             if frozen:
-                # Only this optimizer is given frozen parameters. Those of a simulated problem are never frozen, and
-                # where workers or ranks take the steps, `StepTakenByWorker` has nothing to do.
+                # Of the three kinds of optimizer only `Optimizer` meets frozen parameters: those of a simulated problem
+                # (`PlainSGD`) are never frozen, and where workers or ranks take the steps there is nothing to do.
                 assert isinstance(optimizer, Optimizer)
                 optimizer.step(direction, learning_rate, frozen=frozen)
             else:
@@ -400,10 +401,10 @@ class Server(Starter):
         vectors = [each.vectors for each in moved]
         rate = self.rule.elastic_rate
         if rate is not None:
-            for each in moved:  # one gradient: an elastic step uses no others
+            for each in moved:  # one gradient or none, since an elastic step uses no others
                 # The server's statistics and the worker's are pulled towards each other. The worker goes on from its
                 # own, thus pulled.
-                self._replica = (each.worker, statistics.pull(each.vectors, rate))
+                self._arriving_statistics = (each.worker, statistics.pull(each.vectors, rate))
             return
         if self._local_steps and len(moved) > 1:
             # The displacements of several workers are averaged in a step, so their statistics are too.
@@ -432,7 +433,7 @@ class Server(Starter):
         self._present = set(self.view.workers)
         self._snapshot = None
         self.view.learning_rate = 1.0 if self._local_steps else self._schedule(self.num_samples)
-        # The end of this context tells the workers that share the parameters their version.
+        # Nothing is written: only the end of this context tells the workers that share the parameters their version.
         with self._writing(self.version - 1):
             pass
 

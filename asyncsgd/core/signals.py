@@ -119,18 +119,18 @@ class StopRequest:
 
     @contextlib.contextmanager
     def watched(
-        self, on_first: Callable[[], None], on_second: Callable[[], None], at_last: Callable[[], None]
+        self, when_slow_to_stop: Callable[[], None], when_forced: Callable[[], None], when_stuck: Callable[[], None]
     ) -> Iterator[None]:
         """A context in which a thread hears signals too, since the main one hears none while it waits or computes in C.
 
         What has not ended `seconds_to_end` after the first signal is ended as by a second one.
 
         Args:
-            on_first: called a few seconds after the first signal, if the context has not ended: others may kill this
-                process.
-            on_second: called at the second signal, to end what the main thread may wait for.
-            at_last: called a few seconds after the second signal, if the context has not ended; it ends the process. It
-                is not called at a prompt, whose process is the user's.
+            when_slow_to_stop: called a few seconds after the first signal, if the context has not ended:
+                others may kill this process.
+            when_forced: called at the second signal, to end what the main thread may wait for.
+            when_stuck: called a few seconds after the second signal, if the context has not ended; it ends the process.
+                It is not called at a prompt, whose process is the user's.
 
         Raises:
             KeyboardInterrupt: at the end, after a second signal.
@@ -143,14 +143,14 @@ class StopRequest:
         def watch() -> None:
             self._wait(over, 1, math.inf)  # for the first signal
             if not self._wait(over, 2, self._asked_at + _NOTE_SECONDS):
-                on_first()
+                when_slow_to_stop()
             if not self._wait(over, 2, self._asked_at + seconds_to_end(self._longest_step)):
                 signal.raise_signal(signal.SIGINT)  # it takes too long: send ourselves the second signal
                 self._hear()
             if not over.is_set():
-                on_second()
+                when_forced()
             if not over.wait(_LEAVE_SECONDS) and not hasattr(sys, "ps1"):
-                at_last()
+                when_stuck()
 
         pipe = os.pipe()
         for end in pipe:

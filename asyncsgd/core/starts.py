@@ -44,7 +44,7 @@ class Starter:
         self._schedule = schedule
         self._batches = batches
         self._batch_size = batch_size
-        self._samples = math.inf if samples is None else samples
+        self._samples_budget = math.inf if samples is None else samples
         self._clock = clock
         self._starts_by_itself = starts_by_itself
         self._local_steps = rule.local_steps
@@ -54,12 +54,12 @@ class Starter:
         self.view.learning_rate = 1.0 if self._local_steps else schedule(0)
         self._present: set[int] = set()  # the view's workers, as a set, since each start looks for its worker
         self._snapshot: tuple[int, Tensor, Tensor | None] | None = None
-        self._replica: tuple[int, Tensor] | None = None
-        """The worker whose gradient has just arrived, and the running statistics of its copy of the model, `(S,)`."""
+        self._arriving_statistics: tuple[int, Tensor] | None = None
+        """The worker whose gradient has just arrived, and the running statistics of its copy of the model, `(S,)`. None
+        while no arrival is handled."""
         self._waiting: dict[int, Start | Pinned] = {}
-        """Worker -> its start, of workers that the rule has started and that got no batch, since the budget is spent or
-        has room for a part of the last round only. In a replay: of all that the rule has started and the log has not
-        yet."""
+        """Worker -> its start, of workers that the rule asked for and that have no batch yet. The budget is spent, or
+        it has room for a part of the last round only. In a replay every start waits here until the log has it."""
         self._draws = [0] * num_workers  # how many computing times each worker has used; see `Work.draw`
         self._budget_cuts = False  # whether a worker got fewer batches than the rule asked for
         # One entry per dispatch, for good: a rule with a table of gradients uses a dispatch as often as it likes.
@@ -89,14 +89,14 @@ class Starter:
         if waiting is None:
             return None
         count = min(max_batches, waiting.num_local_steps)
-        started = self._give([msgspec.structs.replace(waiting, num_local_steps=count)])
+        started = self._dispatch([msgspec.structs.replace(waiting, num_local_steps=count)])
         return started[0] if started else None
 
     def _is_stuck(self) -> bool:
         """Whether workers are present and the budget is not spent, but nobody computes and nobody waits to."""
         if self.view.in_flight or self._waiting or not self._present:
             return False
-        return self._starts_by_itself and self.num_samples < self._samples
+        return self._starts_by_itself and self.num_samples < self._samples_budget
 
     def _repeat(self, work: Work) -> Start | Pinned:
         """Start the worker of `work` again, whose batch had no loss term.
@@ -109,16 +109,16 @@ class Starter:
         keeps_own_parameters = self._local_steps and self._needs_points
         if work.point is not None and (self.rule.exact_start or keeps_own_parameters):
             return Pinned(work.worker, work.num_local_steps, work.version, work.point, work.statistics)
-        return self._at_point(Start(work.worker, work.num_local_steps))
+        return self._pinned(Start(work.worker, work.num_local_steps))
 
-    def _at_points(self, starts: Sequence[Start]) -> Sequence[Start | Pinned]:
+    def _pinned_if_exact(self, starts: Sequence[Start]) -> Sequence[Start | Pinned]:
         """The same starts, each with its parameters if it is to begin at exactly these; see `Pinned`."""
         if not self._exact and all(start.offset is None for start in starts):
             return starts
-        return [self._at_point(start) for start in starts]
+        return [self._pinned(start) for start in starts]
 
-    def _at_point(self, start: Start) -> Start | Pinned:
-        """One start; see `_at_points`."""
+    def _pinned(self, start: Start) -> Start | Pinned:
+        """One start; see `_pinned_if_exact`."""
         if start.offset is None and not self._exact:
             return start
         if start.offset is not None:
@@ -132,8 +132,9 @@ class Starter:
         """`(S,)`, the running statistics of a worker that starts at an offset from the server's parameters. After local
         steps it goes on from its own; otherwise it gets a copy of the server's.
         """
-        if self._local_steps and self._replica is not None and self._replica[0] == worker:
-            return self._replica[1]
+        arriving = self._arriving_statistics
+        if self._local_steps and arriving is not None and arriving[0] == worker:
+            return arriving[1]
         return None if self.statistics is None else self.statistics.values.clone()
 
     def _start_all_possible(self, starts: Sequence[Start | Pinned]) -> Sequence[Work]:
@@ -142,9 +143,9 @@ class Starter:
         Once the budget is spent nobody starts.
         """
         waiting = self._waiting
-        may_start = self._starts_by_itself and self.num_samples < self._samples
+        may_start = self._starts_by_itself and self.num_samples < self._samples_budget
         if may_start and not waiting:
-            return self._give(starts)
+            return self._dispatch(starts)
         for start in starts:
             waiting.pop(start.worker, None)  # one that waits may be started again: the last counts
             waiting[start.worker] = start
@@ -152,18 +153,18 @@ class Starter:
             return ()
         starts = list(waiting.values())
         waiting.clear()
-        return self._give(starts)
+        return self._dispatch(starts)
 
-    def _give(self, starts: Sequence[Start | Pinned]) -> list[Work]:
-        """Give batches to the workers in `starts`, and put their works in flight. If no batch is left, the workers that
-        have none wait.
+    def _dispatch(self, starts: Sequence[Start | Pinned]) -> list[Work]:
+        """Dispatch a gradient to each worker in `starts`: give it batches, and put its work in flight. If no batch is
+        left, the workers that have none wait.
         """
         view = self.view
         draws = self._draws
         now = self._clock()
         rate = None
         works: list[Work] = []
-        for start in starts:
+        for place, start in enumerate(starts):
             worker = start.worker
             count = start.num_local_steps
             if worker in view.in_flight or worker not in self._present:
@@ -172,11 +173,10 @@ class Starter:
             batches, number = self._batches.take(worker, count)
             if number < count:
                 self._budget_cuts = True
-                if not number:
-                    not_started = starts[len(works) :]
-                    self._waiting.update([(waiting.worker, waiting) for waiting in not_started])
+                if not number:  # nor will those behind it get any
+                    self._waiting.update([(waiting.worker, waiting) for waiting in starts[place:]])
                     break
-            if self._local_steps:  # at the learning rate that holds when the samples of this work have arrived
+            if self._local_steps:  # at the rate that holds when its samples have arrived, if no others arrive meanwhile
                 rate = self._schedule(self.num_samples + number * self._batch_size)
             version = view.version
             point = None

@@ -74,7 +74,7 @@ class Taken(NamedTuple):
     wait: float = 0.0
     """The worker was idle between its previous gradient and the start of this one."""
     apply: float = 0.0
-    """The server applied it."""
+    """The server applied it, or a synchronous rank took its own step."""
 
 
 class Event(Struct, frozen=True, gc=False):

@@ -44,8 +44,8 @@ class Ringmaster(Rule):
 
     Args:
         threshold: R, 1 or more; the largest applied delay is R - 1.
-        stops: after each update, stop every worker whose delay has reached R and start it again. Other rules call such
-            a parameter `interrupt`.
+        stops: after each update, stop every worker whose delay has reached R and start it again. It is the paper's
+            word for what k-sync and Rennala call `interrupt`.
 
     Maranjyan, Tyurin, Richtarik: Ringmaster ASGD: The First Asynchronous SGD with Optimal Time Complexity, ICML 2025,
     algorithms 4 (without stops) and 5 (with stops). Deviation: with stops, a worker in flight is judged by the version
@@ -61,13 +61,12 @@ class Ringmaster(Rule):
             return Reply(drops=(arrival.dispatch,), start=(Start(arrival.worker),))
         if not self.stops:
             return Reply(direction=arrival.gradient, uses=(arrival.dispatch,), start=(Start(arrival.worker),))
-        # After this update a gradient of version v has the delay version + 1 - v, which is to be below the threshold.
+        version_after = view.version + 1  # this update counted
         # Workers in flight stand in the order of their versions, the oldest first.
-        newest_late_version = view.version + 1 - self.threshold
         start = [Start(arrival.worker)]
         abandon = []
         for work in view.in_flight.values():
-            if work.version > newest_late_version:
+            if version_after - work.version < self.threshold:
                 break
             start.append(Start(work.worker))
             abandon.append(work.dispatch)

@@ -1,8 +1,9 @@
 """The contract of a rule: an arriving gradient in, a reply out.
 
-A rule is a frozen dataclass of hyperparameters. It sees values only, and a run's log gives them again: the arrivals in
-their order, each with its seconds. It asks no clock, no random generator, no process group and no model. So one and the
-same object decides on real processes, on a virtual clock and in a replay.
+A rule is a frozen dataclass of hyperparameters. It sees values only: gradients in the order of their arrivals, each
+with its seconds. It asks no clock, no random generator, no process group and no model. So one and the same object
+decides on real processes, on a virtual clock and in a replay, which takes order and seconds from the log and computes
+the gradients again.
 
 Shapes: P elements of the flat vector, which holds all parameters one behind the other, with gaps that align them; N
 workers.
@@ -39,7 +40,8 @@ class Start(Struct, frozen=True, gc=False):
     num_local_steps: int = 1
     """The steps that the worker's inner optimizer is to take, in rules with `local_steps`."""
     offset: Tensor | None = None
-    """`(P,)`, added to the parameters where the worker starts. The server reads it during the call only."""
+    """`(P,)`, added to the parameters where the worker starts. The server reads it before it calls the rule again,
+    which may then overwrite it."""
 
 
 class Arrival(Struct, frozen=True, gc=False):
@@ -83,7 +85,8 @@ class View:
             `join` and `leave` it is that of the last arrival.
         workers: the workers present, in order.
         in_flight: worker -> its gradient in flight, an `asyncsgd.core.protocol.Work`. Its `version` is that of the
-            server at the dispatch, or that of its `point`. The oldest dispatch comes first. A gradient that arrives is
+            server at the dispatch or, of a worker that starts at exact parameters, the version of those. The oldest
+            dispatch comes first. A gradient that arrives is
             no longer in it.
     """
 
@@ -167,7 +170,8 @@ class Reply(Struct, frozen=True, gc=False):
 
 @dataclasses.dataclass(frozen=True)
 class Rule(Named):
-    """Base of all rules: `init`, `join`, `leave`, `arrive`, `resume`; the state belongs to the caller.
+    """Base of all rules: `init`, `join`, `leave`, `arrive`, and `resume` after a step with `Reply.again`. The state
+    belongs to the caller. `Named` reads ``NAME:key=value,...`` as such an object and checks the bounds of its fields.
 
     The server calls `init` once, `join` for the initial workers in order, then `arrive` for every arrival. The state
     is updated in place and is part of checkpoints and replays: a dataclass of tensors, numbers and containers of them.
@@ -178,7 +182,8 @@ class Rule(Named):
     """
     needs_points: ClassVar[bool] = False
     """The rule looks at `Arrival.start_point` and `View.parameters`, the parameters themselves. That costs a vector per
-    worker. Its workers start at exactly the parameters after the reply's step, as with `exact_start`.
+    worker. Its workers start at exactly the parameters after the reply's step. One whose batch had no loss term starts
+    again at the current ones, except in rules with `local_steps`.
     """
     exact_start: ClassVar[bool] = False
     """Workers start at exactly the parameters after the reply's step, not at newer ones. A worker whose batch had no
@@ -342,10 +347,10 @@ class Collecting(Rule):
 
     def step_if_enough(self, state: Any, view: View) -> Reply:
         """Reply with the step along the gradients that are held if they are enough, else with nothing."""
-        # More gradients come only while some are in flight. If none is, the round is complete, no batches are left, or
-        # everybody has left: workers were lost, or the run is resumed and all of them are to join again.
-        waits = view.in_flight and len(state) < self.num_required(view)
-        if waits or not len(state):
+        # If nobody is in flight, those that are held are all that there will be: the round is complete, or no batches
+        # are left, or everybody has left. Where a run goes on, all workers leave first, and join again.
+        is_waiting = view.in_flight and len(state) < self.num_required(view)
+        if is_waiting or not len(state):
             return Reply()
         mean, uses = state.take()
         return Reply(self.direction(state, mean), uses=uses, start=self.who_starts(view))

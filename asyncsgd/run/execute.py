@@ -1,7 +1,8 @@
 """Train a prepared run: server, workers, backend and loop of each runtime.
 
 `execute` runs in the leading process. The other synchronous ranks that torchrun made run
-`asyncsgd.run.other_host.follow`. The `_train_...` functions differ in what moves gradients, and in nothing else.
+`asyncsgd.run.other_host.follow`. Each `_train_...` function builds the method and the backend of one runtime; the loop
+is the same for all.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from asyncsgd.backends.launch import ChildProcesses, World
 from asyncsgd.backends.link import Inherited, Link
 from asyncsgd.backends.pair import LinkSource, Pair, Rendezvous
 from asyncsgd.backends.processes import HowItEnded, ProcessBackend
-from asyncsgd.backends.rank_main import in_step, serve_rank
+from asyncsgd.backends.rank_main import make_rank, run_rank
 from asyncsgd.backends.ranks import (
     LOST_CONTACT,
     RanksBackend,
@@ -34,7 +35,7 @@ from asyncsgd.backends.ranks import (
 from asyncsgd.backends.segment import Segment
 from asyncsgd.backends.single import SingleBackend
 from asyncsgd.backends.virtual import VirtualBackend
-from asyncsgd.backends.worker_main import serve
+from asyncsgd.backends.worker_main import run_worker
 from asyncsgd.core.batches import BatchStream, indices_of
 from asyncsgd.core.checkpoints import Found, Saver
 from asyncsgd.core.flat import FlatModel, Layout
@@ -89,6 +90,7 @@ class Live:
 
     @property
     def resume(self) -> Found | None:
+        """The checkpoint from which the run goes on; None if it is new."""
         return None if self.record.folder is None else self.record.folder.resume
 
     @property
@@ -96,7 +98,7 @@ class Live:
         return self.run.runtime.num_workers
 
     def worker(self, flat: FlatModel) -> Worker:
-        """Make worker 0, which computes in this process, on `flat`."""
+        """Make worker 0, which computes in this process, on `flat`. `as_sent_to` chooses its device."""
         return self.run.as_sent_to(0).worker(flat, self.profile, tells_compile_seconds=not self.record.quiet)
 
     @property
@@ -120,7 +122,8 @@ def method_of(
 
     Args:
         rule: None: the run's.
-        optimizer: the optimizer of the server; None: the run's, on `parameters`.
+        optimizer: the optimizer of the server; None: the run's, on `parameters`. That is `Run.server_recipe`, plain SGD
+            in rules with local steps, where `Run.recipe` is what the workers step.
         named: further arguments of `Server` and `Peers`, but for the batch size and the seed, which are the run's.
     """
     rule = rule or run.rule
@@ -168,7 +171,8 @@ def _method(
         statistics=None if ranks_step else live.flat.statistics,
         **named,
     )
-    if isinstance(method, Server) and not ranks_step:  # these ranks step themselves, so their rule is not spoken of
+    # How often a rule acted is not told of ranks that take the steps themselves.
+    if isinstance(method, Server) and not ranks_step:
         live.record.rule_acted = method.rule_acted
     return method
 
@@ -230,8 +234,9 @@ def _train_virtual(live: Live, torchrun_world: World | None) -> Result:
     assert isinstance(runtime, runtimes.Virtual)
     parameters = live.flat.parameters
     statistics = live.flat.statistics
+    # Gradients are computed at the parameters of several versions, so on a model beside the one that has the newest.
     worker = live.worker(run.flat(device=parameters.device))
-    heap = VirtualBackend(
+    backend = VirtualBackend(
         parameters,
         ModelGradients(worker, run.recipe),
         runtime.speeds.on(runtime.num_workers, run.seed),
@@ -242,8 +247,8 @@ def _train_virtual(live: Live, torchrun_world: World | None) -> Result:
         lock_step=isinstance(run.rule, PeerRule) and run.rule.lock_step,
         statistics=statistics,
     )
-    method = _method(live, parameters, lambda: heap.now)
-    result = _loop(live, method, heap).run()
+    method = _method(live, parameters, lambda: backend.now)
+    result = _loop(live, method, backend).run()
     # To read this property lets peers write the mean of their models into `live.flat.parameters`.
     _ = method.parameters
     return result
@@ -256,7 +261,7 @@ def _train_async(live: Live, torchrun_world: World | None) -> Result:
     segment = Segment(live.flat.layout.size, live.num_workers, num_statistics=num_statistics)
     if statistics is not None:
         statistics.use_memory(segment.statistics)
-    return _serve_workers(live, segment, live.run.server_recipe.on(segment.parameters, live.flat.layout))
+    return _start_workers_and_serve(live, segment, live.run.server_recipe.on(segment.parameters, live.flat.layout))
 
 
 def _train_hogwild(live: Live, torchrun_world: World | None) -> Result:
@@ -270,10 +275,10 @@ def _train_hogwild(live: Live, torchrun_world: World | None) -> Result:
         trial = run.recipe.on(torch.zeros(size, dtype=torch.float32), live.flat.layout)
         trial.create_state()
         shared_state_size = trial.state_size
-    return _serve_workers(live, Segment(size, 0, shared_state_size), StepTakenByWorker())
+    return _start_workers_and_serve(live, Segment(size, 0, shared_state_size), StepTakenByWorker())
 
 
-def _serve_workers(live: Live, segment: Segment, optimizer: Optimizer | StepTakenByWorker) -> Result:
+def _start_workers_and_serve(live: Live, segment: Segment, optimizer: Optimizer | StepTakenByWorker) -> Result:
     """Start the workers and serve them."""
     assert live.context is not None
     segment.parameters.copy_(live.flat.parameters)
@@ -299,14 +304,14 @@ def _serve_workers(live: Live, segment: Segment, optimizer: Optimizer | StepTake
             profile = None if worker else live.profile
             tells_compile_seconds = worker == 0 and not live.record.quiet
             processes.start(
-                worker, serve, live.run.as_sent_to(worker), link_source, worker, profile, tells_compile_seconds
+                worker, run_worker, live.run.as_sent_to(worker), link_source, worker, profile, tells_compile_seconds
             )
             live.machine.follow(f"worker {worker}", processes.pid(worker))
             if pipe is not None:
                 pipe.close()  # the worker has the only other end now, so its death is the end of the file
         if live.hosts is not None:
             links |= live.hosts.connect_workers(segment)
-        result = _serve(live, links, segment, optimizer, processes.how_it_ended)
+        result = _run_server(live, links, segment, optimizer, processes.how_it_ended)
         if result.status == INTERRUPTED:
             processes.stop_seconds = 1.0  # some may still be starting, and cannot hear that they should not
         with torch.no_grad():
@@ -314,13 +319,14 @@ def _serve_workers(live: Live, segment: Segment, optimizer: Optimizer | StepTake
         return result
 
 
-def _serve(
+def _run_server(
     live: Live,
     links: Mapping[int, Link],
     segment: Segment,
     optimizer: Optimizer | StepTakenByWorker,
     how_it_ended: HowItEnded,
 ) -> Result:
+    """Run the loop of the server in this process, and tell the workers to stop at its end."""
     clock = TrainingClock()
     server = _method(live, segment.parameters, lambda: clock.seconds, optimizer=optimizer, writing=segment.writing)
     assert isinstance(server, Server)  # peers are on the virtual clock alone
@@ -373,7 +379,7 @@ def _train_sync(live: Live, torchrun_world: World | None) -> Result:
             processes = closing.enter_context(ChildProcesses(live.context))
             for rank in range(1, number):
                 there = World(rank, number, world.folder)
-                processes.start(rank, serve_rank, live.run.as_sent_to(rank), resume, there)
+                processes.start(rank, run_rank, live.run.as_sent_to(rank), resume, there)
                 live.machine.follow(f"worker {rank}", processes.pid(rank))
         while not world.wait_for_all(POLL_SECONDS):
             if live.stop_requested():
@@ -384,7 +390,7 @@ def _train_sync(live: Live, torchrun_world: World | None) -> Result:
                 raise _rank_is_lost(processes, number)
         try:
             with world.group(live.run.as_sent_to(0).device, live.run.output.interface):
-                return _lead_ranks(live, worker, resume)
+                return _run_rank_zero(live, worker, resume)
         except RuntimeError as error:
             if not is_lost_contact(error):
                 raise
@@ -394,11 +400,11 @@ def _train_sync(live: Live, torchrun_world: World | None) -> Result:
             return Result(FAILED, f"a rank is gone: {str(error).splitlines()[0]}")
 
 
-def _lead_ranks(live: Live, worker: Worker | None, resume: tuple[Path, str] | None) -> Result:
+def _run_rank_zero(live: Live, worker: Worker | None, resume: tuple[Path, str] | None) -> Result:
     """Be rank 0, on the initialised process group: run the loop, and let the others go at its end."""
     run = live.run
     runtime = run.runtime
-    ranks = in_step(run.as_sent_to(0), worker, resume)
+    ranks = make_rank(run.as_sent_to(0), worker, resume)
     clock = TrainingClock()
     optimizer = StepTakenByWorker()
     group_size = None
@@ -442,9 +448,17 @@ def _first_lost(processes: ChildProcesses, num_workers: int) -> tuple[int, str]:
     """The rank to blame, and how it ended: the first by number of those that did not merely lose contact to another
     one. If all have lost contact, it is the first of them.
     """
-    ends = {rank: processes.how_it_ended(rank, 2.0) for rank in range(num_workers)}
-    known = {rank: end for rank, end in ends.items() if end is not None and processes.exit_code(rank) != 0}
-    to_blame = {rank: end for rank, end in known.items() if processes.exit_code(rank) != LOST_CONTACT} or known
+    failed = {}
+    failed_by_itself = {}
+    for rank in range(num_workers):
+        how_it_ended = processes.how_it_ended(rank, 2.0)
+        exit_code = processes.exit_code(rank)
+        if how_it_ended is None or exit_code == 0:
+            continue
+        failed[rank] = how_it_ended
+        if exit_code != LOST_CONTACT:
+            failed_by_itself[rank] = how_it_ended
+    to_blame = failed_by_itself or failed
     return min(to_blame.items(), default=(0, "its connection was closed"))
 
 

@@ -38,8 +38,12 @@ INITIAL_PARAMETERS = "initial parameters"
 """What their hash is called there."""
 BATCHES = 8
 """Samples have different lengths, so tokens and operations are means over so many batches."""
-AT_ONCE = Result(INTERRUPTED, "interrupted by the user, at once: only the records are saved", has_parameters=False)
-AMID_A_STEP = dataclasses.replace(AT_ONCE, message="interrupted by the user, and killed before its step had ended")
+INTERRUPTED_AT_ONCE = Result(
+    INTERRUPTED, "interrupted by the user, at once: only the records are saved", has_parameters=False
+)
+AMID_A_STEP = dataclasses.replace(
+    INTERRUPTED_AT_ONCE, message="interrupted by the user, and killed before its step had ended"
+)
 
 
 def facts_of(run: Run) -> dict[str, Any]:
@@ -209,7 +213,7 @@ def finish(live: Live, result: Result) -> tuple[Result, dict[str, Any]]:
             totals.last = None  # the loss of another version than the run's last one
     except KeyboardInterrupt:
         sha256 = None
-        result = AT_ONCE
+        result = INTERRUPTED_AT_ONCE
     except Exception as error:  # of a task's own save(), too
         what = reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         result = Result(FAILED, f"the model could not be saved ({what}); mend that and run again")

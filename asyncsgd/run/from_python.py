@@ -108,7 +108,7 @@ def start(
         raise SystemExit(0)  # rank 0 starts the workers, so torchrun's other ranks have nothing to do
     leads_other_host = launch.leads_other_host and runtime.has_server
     run_of_follower = run
-    if folder is not None:  # the same run, told where a mirror keeps its copies
+    if folder is not None:  # on another host a mirror keeps its copies in a folder of the same name
         run_of_follower = dataclasses.replace(run, output=dataclasses.replace(run.output, run_dir=str(folder)))
     if not launch.leads and not leads_other_host:
         follow(run_of_follower, launch, goes_on=_goes_on_in)  # it never returns: this rank ends with the run
@@ -126,7 +126,7 @@ def start(
                     "with --nnodes MIN:MAX a run goes on in its folder; give train folder=FOLDER and resume=True"
                 )
             launch = agreed_launch(run, launch, folder, lambda: None)  # nobody listens yet: Ctrl-C raises by itself
-            leads_other_host = launch.leads_other_host
+            leads_other_host = launch.leads_other_host  # hosts come and go with a server alone
         if leads_other_host and context is not None:
             follow_leader(run_of_follower, launch, context, goes_on=_goes_on_in)  # it never returns
         opened = None if folder is None else open_named_folder(folder, run, resume=resume)

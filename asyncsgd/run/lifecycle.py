@@ -33,7 +33,7 @@ from asyncsgd.records.tracking import Tracking
 from asyncsgd.run.callbacks import Callback
 from asyncsgd.run.execute import Live, execute
 from asyncsgd.run.finish import (
-    AT_ONCE,
+    INTERRUPTED_AT_ONCE,
     finish,
     note_interrupted,
     write_last,
@@ -43,7 +43,7 @@ from asyncsgd.run.run import Run
 from asyncsgd.settings.specs import flag_of
 
 EXIT_CODES = {DONE: 0, INTERRUPTED: 130}
-"""Every other status exits with 1."""
+"""Every other status exits with 1, and so does a run that is DONE without its score."""
 _EXIT_GRACE_SECONDS = 20.0
 """How long a process that must end may still write a checkpoint and the summary, while its main thread stands still."""
 Train = Callable[[Live, World | None], Result]
@@ -60,7 +60,11 @@ def lead(
     tracking: Tracking | None = None,
     train: Train = execute,
 ) -> int:
-    """`carry_out` for a script: print what goes wrong to stderr, and return the exit code."""
+    """`carry_out` for a script: print what goes wrong to stderr, and return the exit code.
+
+    Raises:
+        UsageError: as `carry_out` does; the script exits with 2.
+    """
     ended = carry_out(run, launch, folder, context, stop, tracking=tracking, train=train)
     if ended.unexpected is not None:
         traceback.print_exception(ended.unexpected)
@@ -102,7 +106,7 @@ def carry_out(
 
     Args:
         run: not prepared; as many workers as `launch` says.
-        folder: new; owned by this call. None: nothing is written.
+        folder: new, or opened again by a run that goes on; owned by this call. None: nothing is written.
         context: a fork server that starts workers, None where there are none.
         stop: the listener for signals, if there is one already.
         quiet: whether the user is told nothing.
@@ -120,7 +124,7 @@ def carry_out(
         if folder is not None:
             closing.callback(folder.close)
         attempt = _Attempt(asked, train, closing.enter_context(stop or StopRequest()), closing)
-        result, unexpected = attempt.make()
+        result, unexpected = attempt.prepare_and_train()
         live = attempt.live
         try:
             if live is not None:
@@ -136,7 +140,8 @@ def carry_out(
         if live is not None and live.hosts is not None:
             live.hosts.is_unfinished = result.status == INTERRUPTED
     if result.status == FAILED:
-        wait_for_new_start(launch)  # torchrun may end this rank and start it again, as hosts come and go
+        # With --nnodes MIN:MAX torchrun may end this rank and start it again. Without, there is nothing to wait for.
+        wait_for_new_start(launch)
     return Ended(result, summary, live, unexpected)
 
 
@@ -158,8 +163,8 @@ class _Attempt:
         self.live: Live | None = None
         """The run, as soon as it is prepared."""
 
-    def make(self) -> tuple[Result, Exception | None]:
-        """Prepare and train.
+    def prepare_and_train(self) -> tuple[Result, Exception | None]:
+        """Prepare the run and train it, and make a result of what is raised.
 
         A UsageError writes its own summary here and is raised. The summary of every other end is for the caller.
 
@@ -168,7 +173,7 @@ class _Attempt:
         """
         folder = self._asked.folder
         try:
-            return self._make(), None
+            return self._prepare_and_train(), None
         except UsageError as error:
             told = self._asked.tracking.finish(FAILED)
             summary = self._asked.run.summary() | {"status": FAILED, "message": str(error)} | told
@@ -177,7 +182,7 @@ class _Attempt:
             write_last(folder, summary, self.live)
             raise
         except KeyboardInterrupt:
-            return BEFORE_TRAINING if self.live is None else AT_ONCE, None
+            return BEFORE_TRAINING if self.live is None else INTERRUPTED_AT_ONCE, None
         except RunError as error:
             return Result(FAILED, str(error), has_parameters=False), None
         except OSError as error:
@@ -193,7 +198,7 @@ class _Attempt:
                     self.live.saver.finish()
                 self.live.record.close()
 
-    def _make(self) -> Result:
+    def _prepare_and_train(self) -> Result:
         """Keep other runs out of the task's folders, meet ranks and hosts, prepare the run, and train it."""
         task = self._asked.run.task
         has_server = self._asked.run.runtime.has_server
@@ -205,7 +210,7 @@ class _Attempt:
                 self._closing.enter_context(one_writer(Path(output), flag_of(name)))
         stop_request.check()
         end_with_launcher(leads=True)  # from here on this process ends when its launcher does
-        # Ranks that torchrun has started meet in a world, the store that torchrun has opened.
+        # Synchronous ranks that torchrun has started meet in the store that torchrun has opened.
         torchrun_world = None if launch.starts_workers(has_server=has_server) else World.of_torchrun()
         hosts = None
         if launch.several_hosts:
@@ -216,9 +221,9 @@ class _Attempt:
         self.live = live
         live.machine.start()
         with stop_request.watched(
-            on_first=lambda: note_interrupted(live),
-            on_second=live.machine.kill_others,
-            at_last=lambda: _leave(live),
+            when_slow_to_stop=lambda: note_interrupted(live),
+            when_forced=live.machine.kill_others,
+            when_stuck=lambda: _leave(live),
         ):
             result = self._train(live, torchrun_world)
         if live.saver is not None:
@@ -249,16 +254,17 @@ def _check_mirror(mirror: int | None, this_host: ThisHost) -> None:
 
 
 def _leave(live: Live) -> None:
-    """Wait for the checkpoint that is being written, write the summary and end this process: all of it in a thread,
-    since the main one stands still in C."""
+    """Wait for the checkpoint that is being written, write the summary and end this process. The thread of
+    `StopRequest.watched` calls it, since the main one stands still in C. If even this takes too long, a timer ends the
+    process."""
     last = threading.Timer(_EXIT_GRACE_SECONDS, os._exit, (EXIT_CODES[INTERRUPTED],))
     last.daemon = True
     last.start()
     try:
         if live.saver is not None:
             live.saver.finish()
-        finish(live, AT_ONCE)
-        print(f"{INTERRUPTED}: {AT_ONCE.message}", file=sys.stderr, flush=True)
+        finish(live, INTERRUPTED_AT_ONCE)
+        print(f"{INTERRUPTED}: {INTERRUPTED_AT_ONCE.message}", file=sys.stderr, flush=True)
     finally:
         os._exit(EXIT_CODES[INTERRUPTED])
 

@@ -23,9 +23,9 @@ from asyncsgd.backends.launch import ChildProcesses, Launch, World, end_with_lau
 from asyncsgd.backends.link import Begin, Prepared, Refused
 from asyncsgd.backends.member import Member
 from asyncsgd.backends.mirror import Keeper
-from asyncsgd.backends.rank_main import serve_rank
+from asyncsgd.backends.rank_main import run_rank
 from asyncsgd.backends.token import TRUSTED, token_of
-from asyncsgd.backends.worker_main import serve
+from asyncsgd.backends.worker_main import run_worker
 from asyncsgd.core import checkpoints
 from asyncsgd.core.checkpoints import Found
 from asyncsgd.core.signals import NUMBERS
@@ -125,7 +125,7 @@ def follow_leader(
         with ChildProcesses(context) as processes:
             member.answer(Prepared())
             for worker in this_host.workers:
-                processes.start(worker, serve, run.as_sent_to(worker), member.rendezvous, worker)
+                processes.start(worker, run_worker, run.as_sent_to(worker), member.rendezvous, worker)
             if keeper is None:
                 is_done = member.stay(lambda: _GOES_ON if launch.is_elastic else _LEFT_THERE)
             else:
@@ -195,7 +195,7 @@ def follow(
     if notice.resume is not None:
         folder, checkpoint = notice.resume
         resume = (Path(places.get(folder, folder)), checkpoint)
-    serve_rank(run.as_sent_to(world.rank), resume, world, keeper=keeper, left=left)
+    run_rank(run.as_sent_to(world.rank), resume, world, keeper=keeper, left=left)
 
 
 def _left_of_synchronous_ranks(this_host: ThisHost, keeper: Keeper | None, goes_on: Callable[[Path], str]) -> str:

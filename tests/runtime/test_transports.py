@@ -29,6 +29,7 @@ from tasks import Classes, Plane
 
 from asyncsgd.backends.addresses import address_of_interface, address_towards
 from asyncsgd.backends.link import (
+    Compute,
     Computed,
     Evaluate,
     Gone,
@@ -36,6 +37,7 @@ from asyncsgd.backends.link import (
     Inherited,
     Link,
     Ready,
+    Refused,
     ShardEvaluated,
     Stop,
     Wake,
@@ -45,15 +47,16 @@ from asyncsgd.backends.link import (
 from asyncsgd.backends.pair import Greeting, Pair, Rendezvous
 from asyncsgd.backends.processes import ProcessBackend
 from asyncsgd.backends.seal import Seal, Untrusted, available, derive_key, seals
-from asyncsgd.backends.segment import Segment
+from asyncsgd.backends.segment import FROZEN, Segment
 from asyncsgd.backends.token import token_of
 from asyncsgd.core.batches import BatchStream
 from asyncsgd.core.limits import Limits, TrainingClock
 from asyncsgd.core.loop import Hooks, Loop
 from asyncsgd.core.optimizers import SGD, Optimizer
+from asyncsgd.core.protocol import Work
 from asyncsgd.core.server import Server
 from asyncsgd.errors import RunError, UsageError
-from asyncsgd.records.events import Evaluation, Event, Gradient, Taken
+from asyncsgd.records.events import Evaluation, Event, Gradient, Range, Taken
 from asyncsgd.rules import Asynchronous, KSync
 from asyncsgd.run.execute import Notice
 from asyncsgd.run.finish import facts_at_start
@@ -270,6 +273,37 @@ def test_a_worker_that_stands_still_blocks_nobody_and_computes_the_last_gradient
         thread.join(TIMEOUT)
     assert sorted(slow)[0] == 1
     assert sorted(slow)[1] > sorted(quick)[398]
+
+
+class Refusing(threading.Thread):
+    """Refuses its first batch, as soon as parameters are frozen."""
+
+    def __init__(self, way):
+        super().__init__(daemon=True)
+        self.way = way
+        self.start()
+
+    def run(self):
+        link, segment = self.way.connect(0)
+        link.send(Ready("layout"))
+        assert isinstance(link.receive(), Compute)
+        while not int(segment.control[FROZEN]):
+            time.sleep(0.001)
+        link.send(Refused("a batch has no target"))
+
+
+def test_a_run_whose_worker_refuses_while_parameters_are_frozen_ends_with_the_reason(tmp_path):
+    """In Hogwild. The worker would else be one that was lost, and the run would go on without it."""
+    segment = Segment(4, 0)
+    ours, theirs = joined(WAYS[0], segment, 0, tmp_path)
+    Refusing(theirs)
+    workers = ProcessBackend({0: ours}, segment, Classes(), TrainingClock())
+    workers.wait_until_ready("layout")
+    workers.start([Work(0, 0, 0, 1, (Range(0, 0, 1),), None, None, 0.0, 0)])
+    with workers.running():
+        assert workers.next(math.inf) is None
+        with pytest.raises(RunError, match="worker 0: a batch has no target"):
+            list(workers.freeze())
 
 
 def test_a_worker_that_pulls_when_the_server_is_killed_at_writing_learns_that_it_is_gone():
