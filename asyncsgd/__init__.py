@@ -4,7 +4,7 @@ The public names are loaded when they are first used, so ``import asyncsgd`` imp
 `asyncsgd.torchrun` relies on this, because torch calls it from inside ``import torch``.
 
 Reading order: `asyncsgd.rules.contract`, `asyncsgd.rules.asynchronous`, `asyncsgd.core.protocol`,
-`asyncsgd.core.server`, `asyncsgd.core.starts`, `asyncsgd.core.loop`, `asyncsgd.backends.virtual`,
+`asyncsgd.core.starts`, `asyncsgd.core.server`, `asyncsgd.core.loop`, `asyncsgd.backends.virtual`,
 `asyncsgd.backends.processes`, `asyncsgd.run.execute`, `asyncsgd.run.lifecycle`, `asyncsgd.api`."""
 
 from __future__ import annotations
