@@ -96,7 +96,8 @@ class Left(Struct, frozen=True, gc=False):
 
     worker: int
     reason: str = ""
-    """Why the worker is gone; empty if it leaves in good order."""
+    """Why the worker is gone; empty if it leaves in good order. `STOPPED` says that it was there when the run was
+    stopped, and joins again."""
 
 
 class Arrived(Struct, frozen=True, gc=False):

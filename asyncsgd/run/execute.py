@@ -1,8 +1,8 @@
 """Train a prepared run: server, workers, backend and loop of each runtime.
 
 `execute` runs in the leading process. The other synchronous ranks that torchrun made run
-`asyncsgd.run.other_host.follow`. Each `_train_...` function builds the method and the backend of one runtime; the loop
-is the same for all.
+`asyncsgd.run.other_host.follow_as_rank`. Each `_train_...` function builds the method and the backend of one runtime;
+the loop is the same for all.
 """
 
 from __future__ import annotations

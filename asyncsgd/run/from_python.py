@@ -29,7 +29,7 @@ from asyncsgd.run.callbacks import Callback
 from asyncsgd.run.choose_folder import open_named_folder
 from asyncsgd.run.elastic import agreed_launch
 from asyncsgd.run.lifecycle import Ended, carry_out
-from asyncsgd.run.other_host import follow, follow_leader
+from asyncsgd.run.other_host import follow_as_host, follow_as_rank
 from asyncsgd.run.run import Run, cache_folder
 from asyncsgd.run.written import task_and_seed
 from asyncsgd.settings.groups import Output
@@ -111,7 +111,7 @@ def start(
     if folder is not None:  # on another host a mirror keeps its copies in a folder of the same name
         run_of_follower = dataclasses.replace(run, output=dataclasses.replace(run.output, run_dir=str(folder)))
     if not launch.leads and not leads_other_host:
-        follow(run_of_follower, launch, goes_on=_goes_on_in)  # it never returns: this rank ends with the run
+        follow_as_rank(run_of_follower, launch, goes_on=_goes_on_in)  # it never returns: this rank ends with the run
     needs_fork_server = not runtime.in_one_process and launch.starts_workers(has_server=runtime.has_server)
     if not runtime.in_one_process:
         refuse_in_worker()
@@ -128,7 +128,7 @@ def start(
             launch = agreed_launch(run, launch, folder, lambda: None)  # nobody listens yet: Ctrl-C raises by itself
             leads_other_host = launch.leads_other_host  # hosts come and go with a server alone
         if leads_other_host and context is not None:
-            follow_leader(run_of_follower, launch, context, goes_on=_goes_on_in)  # it never returns
+            follow_as_host(run_of_follower, launch, context, goes_on=_goes_on_in)  # it never returns
         opened = None if folder is None else open_named_folder(folder, run, resume=resume)
         seen = _evaluations_so_far(opened)
 

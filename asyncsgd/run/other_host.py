@@ -86,7 +86,7 @@ class Here(Struct, frozen=True, forbid_unknown_fields=True):
     """Where this host has the folders of rank 0, by their paths there."""
 
 
-def follow_leader(
+def follow_as_host(
     run: Run,
     launch: Launch,
     context: ForkServerContext,
@@ -163,14 +163,14 @@ def _left_here(keeper: Keeper, goes_on: Callable[[Path], str]) -> str:
     )
 
 
-def follow(
+def follow_as_rank(
     run: Run, launch: Launch, *, goes_on: Callable[[Path], str], typed: Collection[str] = frozenset()
 ) -> NoReturn:
     """Be a rank other than 0 of synchronous ranks: wait for what rank 0 has prepared, do its part, and end the process.
 
     Args:
         run: as this rank has understood it; not prepared.
-        goes_on: as in `follow_leader`.
+        goes_on: as in `follow_as_host`.
         typed: see `as_led`.
     """
     end_with_launcher(leads=False)

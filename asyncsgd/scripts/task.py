@@ -82,18 +82,18 @@ class TaskScript:
 
                 launch = agreed_launch(here, launch, folder_of_elastic(settings.output), stop.check)
             if launch.leads_other_host:
-                from asyncsgd.run.other_host import follow_leader
+                from asyncsgd.run.other_host import follow_as_host
 
-                follow_leader(here, launch, context, goes_on=goes_on, typed=parsed.given)
+                follow_as_host(here, launch, context, goes_on=goes_on, typed=parsed.given)
         if not launch.leads:
             for number in (signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)  # rank 0 hears it and stops the others in good order
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-            from asyncsgd.run.other_host import follow
+            from asyncsgd.run.other_host import follow_as_rank
             from asyncsgd.run.run import run_of
 
-            follow(run_of(self.name, settings), launch, goes_on=goes_on, typed=parsed.given)
+            follow_as_rank(run_of(self.name, settings), launch, goes_on=goes_on, typed=parsed.given)
         announce(settings, launch)
         if context is None and not kind.in_one_process and launch.starts_workers(has_server=kind.has_server):
             context = fork_server(model, *kind.preload, *self.kind.preload)  # its imports and ours go on side by side
