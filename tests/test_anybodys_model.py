@@ -91,6 +91,20 @@ class Kind(Plane):
     def double(self, model):
         return model.double()
 
+    def meta(self, model):
+        return model.to("meta")
+
+    def scripted(self, model):
+        return torch.jit.script(model)
+
+    def listed(self, model):
+        return list(model)
+
+    def spectral(self, model):
+        """Of one output: the buffers stay as they are until the weight has moved."""
+        nn.utils.parametrizations.spectral_norm(model[2])
+        return model
+
     def odd_buffers(self, model):
         matrix = torch.arange(16.0).view(4, 4)
         row = torch.arange(8.0)
@@ -116,6 +130,7 @@ def assert_plain(task, **given):
     torch.testing.assert_close(trained, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -128,6 +143,9 @@ def assert_plain(task, **given):
         ("frozen", "no parameter to train"),
         ("without", "no parameter to train"),
         ("double", "'0.weight' is torch.float64"),
+        ("meta", "'0.weight' is on the meta device"),
+        ("scripted", "return the module itself"),
+        ("listed", "must return a torch.nn.Module, got a list"),
     ],
 )
 def test_a_model_that_would_train_otherwise_than_in_torch_is_refused_by_name(kind, words):
@@ -138,6 +156,11 @@ def test_a_model_that_would_train_otherwise_than_in_torch_is_refused_by_name(kin
 @pytest.mark.parametrize("kind", ["slices", "shared", "odd_buffers"])
 def test_what_lies_side_by_side_in_memory_or_is_one_parameter_trains_as_in_torch(kind):
     assert_plain(Kind(kind=kind))
+
+
+def test_a_buffer_that_changes_only_once_the_weights_have_moved_is_kept_as_any_other():
+    assert check(Kind(kind="spectral"), processes=False).statistics == ("2.parametrizations.weight.0._v",)
+    assert_plain(Kind(kind="spectral"))
 
 
 @pytest.mark.parametrize(

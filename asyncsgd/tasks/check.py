@@ -69,6 +69,7 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
     where = torch.device(device)
     with generators_restored(where):
         model = task.model(seed)
+        _check_model(model)
         trial = task.model(seed)
         num_parameters = Layout.of(model).num_parameters  # refuses other types than float32, and shared memory
         if num_parameters == 0:
@@ -139,6 +140,8 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
                     f"have to know; write sparse=False where it is looked up, or use nn.Embedding(..., sparse=True)"
                 )
         statistics = _moving_buffers(model, trial)
+        if len(statistics) < len(list(model.buffers())):
+            statistics += _moving_with_parameters(model, trial, lambda: task.outputs(trial, to_device(batch, where)))
         repeated, _ = gradients(batch)
         is_same = repr(loss) == repr(repeated)
         if where.type != "cpu":
@@ -184,6 +187,33 @@ def _moving_buffers(model: nn.Module, trial: nn.Module) -> tuple[str, ...]:
             f"parameters and the batch, or use GroupNorm, LayerNorm or track_running_stats=False"
         )
     return tuple(moving)
+
+
+def _moving_with_parameters(model: nn.Module, trial: nn.Module, forward: Callable[[], Any]) -> tuple[str, ...]:
+    """The buffers that a forward pass of `trial` changes only when its parameters have moved, such as those of
+    `spectral_norm` where the layer has one output; parameters and buffers are put back.
+
+    Raises:
+        UsageError: as `_moving_buffers` does.
+    """
+    with torch.no_grad():
+        for parameter in trial.parameters():
+            parameter.add_(torch.linspace(-0.01, 0.01, parameter.numel(), device=parameter.device).view_as(parameter))
+        forward()
+        for parameter, initial in zip(trial.parameters(), model.parameters(), strict=True):
+            parameter.copy_(initial)
+    return _moving_buffers(model, trial)
+
+
+def _check_model(model: Any) -> None:
+    """Refuse what is no module with values of its own."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model() must return a torch.nn.Module, got a {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UsageError("model() returned a scripted module, which cannot be taken apart; return the module itself")
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise UsageError(f"parameter {name!r} is on the meta device and has no values; build it on the CPU")
 
 
 def _check_loss(loss: Any) -> None:
