@@ -148,11 +148,12 @@ def test_a_study_whose_labels_leave_its_score_undefined_is_refused_when_it_is_pl
     check(make_plan({**config, "finetune": {**target, "score": "mse"}, "analysis": by_error}))
 
 
-def write_summary(folder, loss, **metrics):
+def write_summary(folder, loss, settings, **metrics):
     """What a study looks at of a run that is done."""
     folder.mkdir(parents=True)
     summary = {"status": "DONE", "final_eval_loss": loss, "metrics": metrics}
     (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "settings.yaml").write_text(json.dumps({"settings_format": 2, **settings}))
 
 
 @pytest.mark.parametrize(("score", "best"), [("accuracy", 1), ("mse", 0)])
@@ -166,7 +167,8 @@ def test_a_labelled_stage_is_tuned_by_its_own_score_and_a_trial_without_one_neve
     plan = make_plan(config)
     for run in plan.of_stage("tuning"):
         value = [0.25, 0.75, None][run.trial]
-        write_summary(tmp_path / run.folder, 3.0 - run.trial, **{score: value})
+        trial = plan.arm(run.arm).trials[run.trial]
+        write_summary(tmp_path / run.folder, 3.0 - run.trial, trial, **{score: value})
     study = StudyFolder(plan, "", tmp_path)
     study.choose()
     assert study.chosen == {arm.name: arm.trials[best] for arm in plan.arms}
@@ -183,7 +185,7 @@ def test_what_fails_again_is_made_once_although_a_chain_has_several_rounds(tmp_p
 
 def ended(job, score, parent_of):
     """Write what a run leaves that is scored so, and check the run that it starts from."""
-    write_summary(job.path, score, accuracy=-score, macro_f1=-score)
+    write_summary(job.path, score, job.values, accuracy=-score, macro_f1=-score)
     model = job.values["model"]
     parent_of[job.folder] = None
     if "/" in model:

@@ -58,6 +58,7 @@ class Line(Task):
     name: ClassVar[str] = "line"
     batch_size: int = 4
     noise: float = 0.1
+    layers: tuple[int, ...] = ()
 
     def model(self, seed):
         reached("model")
@@ -212,7 +213,7 @@ def test_a_study_that_was_stopped_and_goes_on_ends_at_the_same_parameters(whole,
 
 
 def test_seeds_that_nobody_names_lie_behind_those_of_the_test_and_the_first_arm_is_the_reference(tmp_path):
-    study(tmp_path / "study", tune={"learning_rate": [0.1]}, pilots=None, samples=16, evaluations=1)
+    study(tmp_path / "study", tune={"layers": [(2,), (3, 4)]}, pilots=None, samples=16, evaluations=1)
     config = yaml.safe_load((tmp_path / "study" / "config.yaml").read_text())
     assert config["seeds"] == [0, 1]
     assert config["tuning"]["seeds"] == [2]

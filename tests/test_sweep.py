@@ -154,9 +154,12 @@ def test_every_run_of_the_plan_is_made_in_its_folder_with_its_settings_and_those
     assert not [*out.rglob("*.before-*"), *out.rglob("*.partial")]
 
 
-def scored(small, out, losses):
+RATES = {"learning_rate": [1.0, 2.0, 3.0]}
+
+
+def scored(small, out, losses, grid=RATES):
     """A sweep whose tuning runs ended with given losses; None has diverged. No run is made."""
-    tuning = {"grid": {"learning_rate": [1.0, 2.0, 3.0]}, "seeds": [0, 1]}
+    tuning = {"grid": grid, "seeds": [0, 1]}
     config = {**small, "base_model": None, "tuning": tuning, "pilots": []}
     plan = make_plan(config)
     for run in plan.of_stage("tuning"):
@@ -168,6 +171,8 @@ def scored(small, out, losses):
         summary = {"status": status, "final_eval_loss": loss or 1.0, "train_seconds": 10.0 * (loss or 0.0)}
         summary["num_samples"] = 100
         (folder / "summary.json").write_text(json.dumps(summary))
+        trial = plan.arm(run.arm).trials[run.trial or 0]
+        (folder / "settings.yaml").write_text(json.dumps({"settings_format": 2, **trial}))
         curve = [8.0, (loss or 1.0) - 0.5, None, loss]  # a run that is DONE may have had one that is not finite
         records = [{"kind": "header", "schema": 2}, *({"kind": "evaluate", "loss": value} for value in curve)]
         (folder / "events.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -190,6 +195,17 @@ def test_trials_are_judged_by_the_mean_over_seeds_and_one_divergence_rules_a_tri
     made.choose()
     assert [run.folder for run in made.unfinished("tuning")] == [f"tuning/{SYNC}/t2-s1"]
     assert set(made.chosen) == {ASYNC}  # nothing for an arm before all its trials are finished
+
+
+def test_a_grid_with_its_keys_in_another_order_numbers_other_trials_and_takes_no_run_for_one_of_them(small, tmp_path):
+    grid = {"learning_rate": [1.0, 2.0], "warmup": [0, 8]}
+    made = scored(small, tmp_path, {SYNC: [4.0] * 8, ASYNC: [4.0] * 8}, grid)
+    made.choose()
+    tuning = {"grid": dict(reversed(grid.items())), "seeds": [0, 1]}
+    plan = make_plan({**small, "base_model": None, "tuning": tuning, "pilots": []})
+    assert plan.config_sha256 == made.plan.config_sha256
+    with pytest.raises(UsageError, match=r"t1-s0 was made with warmup: 8, and .* has warmup: 0"):
+        StudyFolder(plan, "", tmp_path).choose()
 
 
 def test_without_pilots_the_target_is_a_share_of_the_median_improvement_of_the_references_tuning_runs(small, tmp_path):

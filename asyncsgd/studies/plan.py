@@ -343,7 +343,11 @@ def _comparisons(config: ComparisonsConfig, sha256: str) -> StudyPlan:
 
 
 def sha256_of(config: GivenSettings) -> str:
-    """A hash of what a config plans; comments, the order of its keys and keys that change no run do not change it."""
+    """A hash of what a config plans; comments, the order of its keys and keys that change no run do not change it.
+
+    The order of the keys of a grid changes the numbers of the trials. So a study compares the settings of each trial
+    with those that its run has recorded.
+    """
     planned = {key: value for key, value in config.items() if key not in NOT_PLANNED}
     text = json.dumps(planned, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import fcntl
 import hashlib
+import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +29,8 @@ from asyncsgd.records.events import DONE, FAILED, FINISHED
 from asyncsgd.records.locks import lock
 from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.run.choose_folder import read_summary
-from asyncsgd.settings.yaml_reader import read_yaml
+from asyncsgd.settings import kinds
+from asyncsgd.settings.yaml_reader import read_settings, read_yaml
 from asyncsgd.studies.arms import Loop, checked_settings
 from asyncsgd.studies.chain import TuningTarget
 from asyncsgd.studies.config import Analysis, GivenSettings, Settings, read_config
@@ -249,7 +251,10 @@ class StudyFolder:
             scores: list[Any] = []
             for seed in seeds:
                 folder = self.out / target.folder_of(number, seed)
-                statuses.add(status_of(folder))
+                status = status_of(folder)
+                statuses.add(status)
+                if status in FINISHED:
+                    _refuse_another_trial(folder, trial)
                 summary = read_summary(folder)
                 if summary.get("status") != DONE:
                     summary = {}
@@ -411,6 +416,22 @@ def _scored_by(target: TuningTarget) -> tuple[str | None, int]:
         return None, 1
     name, better = next(iter(task.scored_by().items()))
     return name, -1 if better == "higher" else 1
+
+
+def _refuse_another_trial(folder: Path, trial: GivenSettings) -> None:
+    """Refuse a run that was made with other settings than those of the trial that its folder stands for.
+
+    Trials are numbered by the order of the keys of a grid, which the hash of a config does not tell.
+    """
+    settings = read_settings(folder)
+    for key, value in trial.items():
+        recorded = json.dumps(settings.get(key))
+        planned = json.dumps(kinds.plain(value))  # a tuple is a list in the file
+        if recorded != planned:
+            raise UsageError(
+                f"{folder} was made with {key}: {recorded}, and the trial of this number has {key}: {planned}; give "
+                f"the keys of the grid their old order back, or type another --out"
+            )
 
 
 @contextlib.contextmanager
