@@ -48,6 +48,14 @@ def test_a_config_that_cannot_be_is_refused(change, message):
         make_plan(changed)
 
 
+def test_a_setting_of_a_model_takes_the_place_of_that_of_all_runs():
+    changed = config()
+    changed["base"]["dropout"] = 0.1
+    changed["models"]["gpt2"]["dropout"] = 0.2
+    dropouts = {arm.name.split("/")[1]: arm.settings["dropout"] for arm in make_plan(changed).arms}
+    assert dropouts == {"gpt2": 0.2, "distilbert": 0.1}
+
+
 def made(folder, name, loss, rate, seed, status="DONE"):
     """A run folder with a curve that falls from 9 to `loss` in samples / `rate` seconds."""
     path = folder / name / f"s{seed}"

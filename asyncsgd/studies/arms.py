@@ -173,7 +173,7 @@ def arms_of_grid(config: ComparisonsConfig) -> list[Arm]:
 
 def _of_model(config: ComparisonsConfig, name: str, model: str, settings: Settings) -> Arm:
     """The arm called `name` that trains a model of the config with `settings`."""
-    values = settings_of({"mode": "single", **config.models[model], **config.base, **settings}, f"arm {name}")
+    values = settings_of({"mode": "single", **config.base, **config.models[model], **settings}, f"arm {name}")
     if "task" not in values:
         raise UsageError(f"arm {name} has no task; write task: classification, or another one, into models.{model}")
     task = values.pop("task")

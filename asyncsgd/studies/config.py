@@ -264,6 +264,7 @@ class ComparisonsConfig(AnyConfig, frozen=True, kw_only=True):
 
     name: StudyName
     models: Annotated[dict[str, Settings], Meta(min_length=1)]
+    """By name: the task, and settings that take the place of those in `base`."""
     base: Settings = {}
     seeds: Seeds = (0,)
     comparisons: dict[str, Comparison] = {}
