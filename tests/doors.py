@@ -40,6 +40,7 @@ Given, fields_of, read_fields, run_of_folder, text_of, values_of = (
 )
 run_of = importlib.import_module("asyncsgd.run.run").run_of
 setting = importlib.import_module("asyncsgd.settings.specs").setting
+flags_of = importlib.import_module("asyncsgd.studies.arms").flags_of
 make_plan = importlib.import_module("asyncsgd.studies.plan").make_plan
 StopRequest = importlib.import_module("asyncsgd.core.signals").StopRequest
 partners = importlib.import_module("asyncsgd.core.peers.gossip").partners

@@ -17,10 +17,12 @@ from marks import slow
 import asyncsgd
 from analysis import compare
 from asyncsgd.errors import UsageError
+from asyncsgd.settings.task import task_flags
 from asyncsgd.studies.arms import flags_of
 from asyncsgd.studies.config import read_config
 from asyncsgd.studies.overlay import quick_of
 from asyncsgd.studies.plan import make_plan
+from asyncsgd.tasks import task_class
 from own_model import Shapes
 
 EVIDENCE = Path(__file__).resolve().parents[2] / "shared" / "evidence"
@@ -319,8 +321,8 @@ def planned(config):
         spelled = {"--model": "--init-from"}  # then, where an encoder gets a new head
         made = []
         for run in plan.runs:
-            words = flags_of(plan.run_settings(run, {}, {}, {}))
             task = plan.task(run)
+            words = flags_of(plan.run_settings(run, {}, {}, {}), task_flags(task_class(task)).specs)
             if task == "question_answering":
                 own = [spelled.get(word, word) for word in words]
             else:

@@ -8,7 +8,19 @@ from typing import Any, Literal
 
 import pytest
 import yaml
-from doors import Finished, UsageError, cli, fields_of, load_run, read_fields, replay, setting, task_flags, train
+from doors import (
+    Finished,
+    UsageError,
+    cli,
+    fields_of,
+    flags_of,
+    load_run,
+    read_fields,
+    replay,
+    setting,
+    task_flags,
+    train,
+)
 from tasks import Plane
 
 
@@ -79,6 +91,7 @@ def test_a_flag_yaml_and_a_run_folder_give_the_same_value_of_the_same_type(name,
     flags = task_flags(Wide)
     expected = dataclasses.replace(Wide(), **{name: value})
     assert same(typed(f"--{name.replace('_', '-')}={text}"), expected)
+    assert same(typed(*flags_of({name: value}, flags.specs)), expected)
     settings = dataclasses.replace(flags.make({}), task=expected)
     (tmp_path / "settings.yaml").write_text(flags.to_yaml(settings))
     assert same(typed("--config", str(tmp_path / "settings.yaml")), expected)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, Literal
 
 from asyncsgd.errors import UsageError
-from asyncsgd.settings.specs import flag_of
+from asyncsgd.settings import kinds
+from asyncsgd.settings.specs import Spec, flag_of
 from asyncsgd.settings.task import task_flags
 from asyncsgd.studies.config import (
     CONDITION_KEYS,
@@ -314,18 +315,28 @@ def references_of(arms: Sequence[Arm], base: GivenSettings, algorithm: str) -> d
     return references
 
 
-def flags_of(values: GivenSettings) -> list[str]:
-    """The words of a command line that give these values by name. A value of None gives none, and True its flag alone.
+def flags_of(values: GivenSettings, specs: Mapping[str, Spec] = MappingProxyType({})) -> list[str]:
+    """The words of a command line that give these values by name. True gives its flag alone. A value of None gives no
+    words where it is the default.
 
-    >>> flags_of({"model": "tiny", "class_weights": True, "predictions": None, "eval_data": ("a=1.tsv", "b=2.tsv")})
-    ['--model', 'tiny', '--class-weights', '--eval-data', 'a=1.tsv', '--eval-data', 'b=2.tsv']
+    Args:
+        specs: the settings of the task that is trained, by name. A list whose setting is none of these is one value.
+
+    >>> flags_of({"model": "tiny", "class_weights": True, "predictions": None, "layers": (8, 16)})
+    ['--model', 'tiny', '--class-weights', '--layers', '8,16']
     """
     words = []
     for name, value in values.items():
-        for each in value if isinstance(value, list | tuple) else [value]:
-            if each is None:
+        plain = kinds.plain(value)
+        repeats = name in specs and specs[name].metadata["repeats"]
+        has_default = name not in specs or specs[name].default is None
+        texts = [plain]
+        if isinstance(plain, list | tuple):
+            texts = list(plain) if repeats else [",".join(map(str, plain))]
+        for text in texts:
+            if text is None and has_default:
                 continue
             words.append(flag_of(name))
-            if each is not True:
-                words.append(str(each))
+            if text is not True:
+                words.append(str(text))
     return words

@@ -123,12 +123,13 @@ class PlannedJob:
         """The words of a command that makes the same run."""
         if self.loop == "naive":  # only its study can make it
             return ["asyncsgd", "study", self.study]
+        flags = flags_of(self.values, task_flags(class_named(self.task)).specs)
         if self.command_prefix:
-            return [*self.command_prefix.split(), "train", self.task, *flags_of(self.values)]
+            return [*self.command_prefix.split(), "train", self.task, *flags]
         script = ["experiments/train.py", self.task]
         if self.task == "masked_lm":
             script = ["experiments/stilt_mlm.py"]
-        return ["python", *script, *flags_of(self.values)]
+        return ["python", *script, *flags]
 
 
 def status_of(path: Path) -> str:
