@@ -159,6 +159,12 @@ def test_a_rung_that_the_devices_cannot_do_is_left_out_with_the_reason(devices, 
     assert ("data_parallel" in last) is False
 
 
+def test_a_rung_for_other_devices_is_left_out_also_where_no_rung_is_kept_yet():
+    found = climb(config_of(), "masked_lm", TWO_CORES, lambda before, after: NO_MEMORY)
+    words = {one.word for one in found.rungs if one.rung.device == "cuda"}
+    assert words == {"it is for cuda, and this is cpu"}
+
+
 def test_what_the_config_leaves_out_is_not_planned_and_a_box_that_no_rung_has_is_refused():
     found = grown(config_of("ladder.leave_out={Length buckets: too few texts}"), TWO_CORES, ALL_PAY)
     assert found.words["masked_lm, batches of similar lengths"] == "left out: too few texts"

@@ -5,14 +5,15 @@
     seeds: [0, 1, 2, 3, 4, 5, 6, 7]            # of the proof
     ladder:
       tasks: {masked_lm: {data: [pydocs], score: loss, margin: 0.05, samples: 3072, settings: {learning_rate: 1.0e-3}}}
-      rungs:                                  # in the order in which they are climbed; the first stays, paying or not
+      rungs:                                  # in the order in which they are climbed; the first is always measured
         - {name: the library, box: Dynamic padding}
         - {name: batches of 32, box: Larger batch, change: {batch_size: 32}, same_updates: false}
       turns: 5                                # of the climb
       samples: 1024                           # and so on; `asyncsgd.studies.config.LadderKeys` has all keys
 
-The climb: each rung is trained in turns with the rungs kept before it, the first one with the naive loop. Whether it
-pays is the verdict that `climb` is given. The proof: the naive loop and stacks of the rungs that are kept, on `seeds`.
+The climb: each rung is trained in turns with the rungs kept before it, or with the naive loop while none is kept.
+Whether it pays is the verdict that `climb` is given; the first rung stays, paying or not. The proof: the naive loop
+and stacks of the rungs that are kept are trained on `seeds`.
 
 Pure: nothing is run, and nothing read but whether data are there. So a ladder that was killed has the same plan again.
 """
@@ -163,11 +164,13 @@ def climb(config: LadderConfig, task: str, devices: Devices, verdict: Verdict) -
         folder = slug_of(rung.name)
         before = arm(f"{folder}/before", kept or None, samples)
         after = arm(f"{folder}/after", [*kept, rung], samples)
-        reason = reason_not_to(rung, config, devices) if kept else ""  # the first rung is always measured
+        # The first rung is the library in the place of the naive loop, which is measured on any machine.
+        reason = reason_not_to(rung, config, devices) if rungs else ""
         word = reason or verdict(before, after)
         rungs.append(Climbed(rung, before, after, word))
         if not word:
             return Climb(rungs, [])
+        # If nothing is kept yet, the rung was measured beside the naive loop, and it stays, paying or not.
         if word == PAYS or (word in MEASURED and not kept):
             kept.append(rung)
     samples = config.ladder.tasks[task].samples
