@@ -237,6 +237,11 @@ def test_a_ladder_that_was_begun_on_another_machine_is_refused(tmp_path):
     assert "type another --out" in ended.err
 
 
+def test_the_command_of_a_naive_run_goes_on_with_the_study_in_its_folder():
+    job = PlannedJob("masked_lm/proof/naive/s0", "masked_lm", {}, out=Path("my runs"), loop="naive")
+    assert job.command == ["asyncsgd", "study", "my runs/config.yaml", "--out", "my runs"]
+
+
 def test_the_naive_loop_predicts_15_of_100_words_and_no_special_ones():
     class Words:
         all_special_ids = (0, 1, 4)

@@ -120,9 +120,10 @@ class PlannedJob:
 
     @property
     def command(self) -> list[str]:
-        """The words of a command that makes the same run."""
-        if self.loop == "naive":  # only its study can make it
-            return ["asyncsgd", "study", self.study]
+        """The words of a command that makes the same run, or that goes on with the study where only a study can make
+        it."""
+        if self.loop == "naive":
+            return ["asyncsgd", "study", str(self.out / "config.yaml"), "--out", str(self.out)]
         flags = flags_of(self.values, task_flags(class_named(self.task)).specs)
         if self.command_prefix:
             return [*self.command_prefix.split(), "train", self.task, *flags]
