@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import operator
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from asyncsgd.run.written import is_known, name_of
 from asyncsgd.settings import kinds
 from asyncsgd.settings.groups import Job
 from asyncsgd.settings.specs import specs_of
-from asyncsgd.studies.config import Settings
+from asyncsgd.studies.config import Settings, typed
 from asyncsgd.tasks import class_named
 from asyncsgd.tasks.base import Task
 
@@ -55,8 +56,6 @@ def config_of(
         names = ", ".join(map(str, arms)) or "none"
         raise UsageError(f"a study compares two arms or more, and arms names {names}; write {EXAMPLE}")
     test_seeds = _seeds_of(seeds, "seeds")
-    if not test_seeds:
-        raise UsageError("seeds names none; write seeds=range(8)")
     for name in arms:
         if not re.fullmatch(NAME, str(name)):
             raise UsageError(f"arms: {name!r} is no name of a folder; write letters, digits, _ and ., e.g. {EXAMPLE}")
@@ -79,10 +78,12 @@ def config_of(
         config["tuning"] = {"seeds": tuned_on} if tune is None else {"grid": _grid_of(tune), "seeds": tuned_on}
     elif tuning_seeds is not None:
         raise UsageError('tuning_seeds does nothing where nothing is tuned; give tune={"learning_rate": [1e-3, 1e-2]}')
-    registered = {"primary": {"endpoint": question}} if isinstance(question, str) else _plain(question, "question")
+    asked = {"primary": {"endpoint": question}} if isinstance(question, str) else _plain(question, "question")
+    registered = typed(asked, Settings, "question")
+    primary = typed(registered.get("primary", {}), Settings, "question.primary")
     first_arm = next(iter(arms))
     config["analysis"] = {"reference": str(first_arm), **registered}
-    endpoint = (registered.get("primary") or {}).get("endpoint", "time_to_target")
+    endpoint = primary.get("endpoint", "time_to_target")
     if pilots is not None:
         config["pilots"] = _seeds_of(pilots, "pilots")
     elif endpoint == "time_to_target" and "target_loss" not in registered:
@@ -97,7 +98,12 @@ def runtime_of_arm(arm: GivenArm, runtime: Runtime | None) -> Runtime:
 
 
 def _seeds_of(seeds: Iterable[int], name: str) -> list[int]:
-    numbers = [int(seed) for seed in seeds]
+    try:
+        numbers = [operator.index(seed) for seed in seeds]
+    except TypeError as error:
+        raise UsageError(f"{name} must be whole numbers, e.g. range(8), got {seeds!r}") from error
+    if not numbers and name != "pilots":  # without pilots the tuning runs of the reference fix the target
+        raise UsageError(f"{name} names none; name one or more, e.g. range(8)")
     twice = sorted({seed for seed in numbers if numbers.count(seed) > 1})
     if twice:
         raise UsageError(f"{name} has {', '.join(map(str, twice))} more than once; name each seed once, e.g. range(8)")
@@ -105,6 +111,8 @@ def _seeds_of(seeds: Iterable[int], name: str) -> list[int]:
 
 
 def _grid_of(tune: Mapping[str, Iterable[Any]]) -> dict[str, list[Any]]:
+    if not isinstance(tune, Mapping):
+        raise UsageError(f'tune must be lists of values by name, e.g. {{"learning_rate": [1e-3, 1e-2]}}, got {tune!r}')
     grid = {}
     for name, values in tune.items():
         if isinstance(values, str) or not isinstance(values, Iterable):
