@@ -93,11 +93,11 @@ def train(
             `Hogwild(n)` or `Virtual(n)`.
         samples, seconds, target_loss: the budget. The first limit that is reached ends the run. Samples are counted
             over all workers. Seconds are those of the runtime's clock. `samples`, `epochs` or `seconds` must be given.
-        epochs: passes over the training samples, in place of `samples`; rounded up to whole batches. The task's `facts`
-            say how many samples there are.
+        epochs: passes over the training samples, in place of `samples`; rounded up to whole batches. `TensorData` and
+            `DatasetData` know how many samples there are; else the task's `facts` say so.
         evaluations: how many, beside the one at the start; spread evenly over the budget.
         evaluate_every: samples between two evaluations, in place of `evaluations`; the last one is at the end.
-        evaluate_at: samples of one more evaluation, e.g. to compare runs of unlike speed there.
+        evaluate_at: after how many samples there is one more evaluation, e.g. to compare runs of unlike speed there.
         patience: stop after so many evaluations in a row without a new lowest loss.
         keep_best: whether the model with the lowest evaluation loss is kept beside the last one.
         batch_statistics: what is evaluated of layers that track statistics of their batches, such as BatchNorm: their
@@ -150,8 +150,8 @@ def train(
 
     Raises:
         UsageError: if the arguments or the task must be changed; the message says how.
-        RunError: if the run failed, e.g. all workers were lost or the disk is full. Exceptions of the task come
-            through.
+        RunError: if the run failed, e.g. all workers were lost, the disk or the memory is full, or a file could
+            not be read. Other exceptions of the task come through.
 
     >>> import torch
     >>> from asyncsgd import TensorData, seeded
@@ -186,7 +186,7 @@ def train(
         raise UsageError("a run needs an end; give samples=10_000 or seconds=60")
     if folder is None and (resume or checkpoint_every is not None or checkpoint_seconds is not None):
         raise UsageError("checkpoints are kept in the run's folder, and there is none; give folder=...")
-    has_samples = samples is not None or epochs is not None
+    has_samples = samples is not None or epochs is not None  # else no rate falls, since its end is not known
     defaults = task.defaults
     recipe = OptimizerRecipe(
         optimizer or AdamW(),
@@ -253,12 +253,12 @@ def train(
         worker_deadline=meeting.worker_deadline,
         mirror=meeting.mirror,
     )
-    for problem in common_contradictions(Common(job, budget, steps, machine, output), task.batch_size):
-        raise UsageError(problem)
     rule = rule_of(rule, runtime)
     if runtime.follows_rule:
         job = dataclasses.replace(job, rule=str(rule))
     settings = Common(job, budget, steps, machine, output)
+    for problem in common_contradictions(settings, task.batch_size):
+        raise UsageError(problem)
     # "train" is the name of the experiment, which the summary has; scripts have that of their task.
     run = run_of("train", settings, task=task, runtime=runtime, rule=rule, optimizer=recipe.build, shape=shape)
     run.check_optimizer()
@@ -359,8 +359,9 @@ def compare(
         alpha: the significance level at which the column `word` judges, above 0 and below 0.5.
 
     Returns:
-        A row of `Study.tests` with estimate (the mean of a - b), low, high, p, word, reason and the others. p depends
-        neither on the order of the pairs nor on which of the two is named first.
+        A row of `Study.tests`: estimate (the mean of a - b), low and high (its confidence interval), p, word (the
+        verdict, such as better or equivalent), reason and the others; see docs/tables.md. p
+        depends neither on the order of the pairs nor on which of the two is named first.
 
     Raises:
         ValueError: if something is no number, or the labels of two Series differ.

@@ -129,6 +129,15 @@ class TwoLines(Plain):
     """A dataclass that says none either."""
 
 
+def test_two_epochs_are_twice_the_samples_that_the_data_have(tmp_path):
+    """100 points in batches of 8, so 25 of them."""
+    run = train(Plane(), runtime=Virtual(2), epochs=2, folder=tmp_path / "run", quiet=True)
+    same = train(Plane(), runtime=Virtual(2), samples=200, quiet=True)
+    assert run.summary["num_samples"] == 200
+    assert run.summary["parameters_sha256"] == same.summary["parameters_sha256"]
+    assert replay(tmp_path / "run", Plane()).identical
+
+
 def test_a_task_that_says_no_name_is_called_after_its_class(tmp_path):
     """And one that inherits a name keeps it."""
     run = train(TwoLines(), samples=16, folder=tmp_path / "run", quiet=True)

@@ -186,7 +186,8 @@ class ProcessBackend:
         for work in works:
             self._works[work.worker] = work
             self._unsent[work.worker] = work
-        if self._workers_step:  # their learning rate follows the samples that have arrived
+        # Here, since the workers that step read it when they begin: their learning rate follows what has arrived.
+        if self._workers_step:
             self._segment.control[SAMPLES] = self._num_samples
 
     def next(self, until: float) -> Happened | None:
@@ -217,7 +218,8 @@ class ProcessBackend:
             return
         self._ask_to_stand_still()
         while self._computing - self._waiting_to_step:
-            for worker, message in self._unrefused():
+            # Not `_wait`: the checkpoint that Ctrl-C asks for is taken behind this call.
+            for worker, message in self._wait_uninterrupted():
                 if isinstance(message, Computed):
                     arrived = self._arrived(worker, message)
                     if arrived is not None:
@@ -272,7 +274,7 @@ class ProcessBackend:
             The losses of workers that `next` has not returned.
         """
         if self._workers_step:
-            self._segment.control[FROZEN] = 1  # no step that nobody hears of
+            self._segment.control[FROZEN] = 1  # so that no worker takes a step of which nobody hears
         for worker in list(self._links):
             self._send(worker, Stop())
         left = list(self._left)  # a worker that ends during the wait below was told to end, and is not lost
@@ -313,8 +315,8 @@ class ProcessBackend:
         segment = self._segment
         statistics = work.statistics
         if point is None and isinstance(self._links[worker], Pair):
-            # The worker does not see the segment, so it cannot read the newest parameters when it begins. It is sent
-            # those of now, and their version is the one that it has read.
+            # A worker with a pair does not see the segment, so it cannot read the newest parameters when it begins. It
+            # is sent those of now, and their version is the one that it has read.
             point = segment.parameters
             version_in_slot = segment.version
             statistics = segment.statistics
@@ -345,16 +347,16 @@ class ProcessBackend:
                     link.send_vector(vector)
 
     def _wait(self, seconds: float = POLL_SECONDS) -> Sequence[tuple[int, Message | None]]:
-        """Return the next message, as `_unrefused` does.
+        """Return the next message, as `_wait_uninterrupted` does.
 
         Raises:
             Interrupted: if the user has asked to stop.
         """
         if self._stop_requested():
             raise Interrupted
-        return self._unrefused(seconds)
+        return self._wait_uninterrupted(seconds)
 
-    def _unrefused(self, seconds: float = POLL_SECONDS) -> Sequence[tuple[int, Message | None]]:
+    def _wait_uninterrupted(self, seconds: float = POLL_SECONDS) -> Sequence[tuple[int, Message | None]]:
         """Return the next message, as `_messages` does.
 
         Raises:

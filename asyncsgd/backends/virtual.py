@@ -132,7 +132,7 @@ class VirtualBackend:
         the copy."""
         self._working: list[Work | None] = [None] * num_workers
         """What each worker computes. An entry of the heap whose work is not this very object was abandoned. That holds
-        behind a checkpoint too: the state is saved as a whole, with each object once."""
+        after a resume too: the state is saved as a whole, so what was one object is one object again."""
         self._idle_since = [0.0] * num_workers
         self._pulled_at: dict[int, float] = {}
         """With a network, by worker: when it had the parameters of its gradient."""
@@ -151,9 +151,10 @@ class VirtualBackend:
     def next(self, until: float) -> Happened | None:
         change_at = self._changes[0].seconds if self._changes else math.inf
         first = self._next_arrival(change_at)
-        # Without a first arrival a change comes earlier, or there is neither, or what is in flight never arrives.
-        if first is None and not (self._changes or self._heap or self._uploads):
+        if first is None and not (self._changes or self._heap or self._uploads):  # nothing can happen any more
             raise NoWorkerLeft("no worker is left; let one of them join again, or stay")
+        # Without a first arrival the change comes earlier. It comes at infinity if there is none, and then what is in
+        # flight never arrives.
         seconds = change_at if first is None else first[0]
         if seconds > until:
             self.now = until

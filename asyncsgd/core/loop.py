@@ -144,6 +144,7 @@ class Loop:
                 result = self._evaluate(last=True)
         if result is None:
             result = Result(DONE)
+        # A run that has only evaluated has nothing to go on from.
         if result.status == DONE and self.num_arrivals and self._is_checkpoint_due(at_end=True):
             self._save()
         return result
@@ -229,12 +230,12 @@ class Loop:
             gradient = happened.gradient
             if gradient.weight and not math.isfinite(gradient.loss):
                 return self._diverged(happened)
-        # The first update at a point or behind it passes the point, which counts as taken even if the run ends now.
-        passed = self._points.in_samples.take_up_to(self.method.num_samples) if changed else []
+        # The evaluation points that this update has reached are taken, even if the run ends now.
+        reached = self._points.in_samples.take_up_to(self.method.num_samples) if changed else []
         if isinstance(happened, Arrived) and self._limits.spent_by(self.method.num_samples):
             # The last evaluation stands at the budget, so it is made even if this arrival was dropped.
             return self._evaluate(last=True) or Result(DONE)
-        if passed:
+        if reached:
             return self._evaluate()
         return None
 
@@ -285,6 +286,7 @@ class Loop:
         version = self.method.version
         num_samples = self.method.num_samples
         seconds = self.backend.now
+        # Those that the evaluation took, which may have been estimated again.
         statistics = None if self._statistics is None else self._statistics.evaluated
         evaluation = measured.record(version=version, num_samples=num_samples, train_seconds=seconds)
         answer = CallbackAnswer()

@@ -48,8 +48,8 @@ class Work(Struct, gc=False):
     rate: float | None
     """The learning rate of local steps; None without them."""
     began: float
-    """When the gradient was dispatched, in seconds of the training clock. For peers: when the first
-    gradient of its group was; see `num_local_steps`."""
+    """When the gradient was dispatched, in seconds of the training clock; a worker may read the parameters later. For
+    peers: when the first gradient of its group was dispatched; see `num_local_steps`."""
     draw: int
     """Each batch of a worker uses one of its random computing times, which are numbered from 0 for each worker. This is
     the number of the time of this gradient's first batch or, for peers, of the first batch of its group."""
@@ -61,7 +61,8 @@ class Work(Struct, gc=False):
 
 
 class Pinned(Struct, frozen=True, gc=False):
-    """A start at exactly these parameters, which has no batches yet. The server makes a `Work` of it."""
+    """A start at exactly these parameters. The server holds it until there are batches, and then makes a `Work` of
+    it."""
 
     worker: int
     num_local_steps: int
@@ -96,8 +97,8 @@ class Left(Struct, frozen=True, gc=False):
 
     worker: int
     reason: str = ""
-    """Why the worker is gone; empty if it leaves in good order. `STOPPED` says that it was there when the run was
-    stopped, and joins again."""
+    """Why the worker is gone; empty if it leaves in good order. `STOPPED` of
+    `asyncsgd.records.events` says that it was there when the run was stopped, and joins again."""
 
 
 class Arrived(Struct, frozen=True, gc=False):
@@ -142,10 +143,13 @@ class Step(Struct, frozen=True, gc=False):
 @dataclasses.dataclass(frozen=True)
 class Measured:
     """What an evaluation says of some parameters: on the whole evaluation set, of one version. The fields up to
-    `worker_losses` are those of `records.events.Evaluation`; the others go into records of their own."""
+    `worker_losses` are those of `records.events.Evaluation`; the others go into the records
+    `MemoryUsed`, `StagesUsed` and `Fault`."""
 
     loss: float
+    """The mean over all loss terms of the set."""
     weight: float | None = None
+    """The number of these loss terms."""
     metrics: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     eval_seconds: float = 0.0
@@ -168,7 +172,7 @@ class NoWorkerLeft(Exception):
 
 class Method(Protocol):
     """Decides what follows from an event: a server with a rule, or peers. It keeps no clock and no file, and does not
-    end the run. Of the budget it knows only when to start nobody any more."""
+    end the run. It knows the budget only to stop handing out batches."""
 
     @property
     def version(self) -> int:
@@ -228,7 +232,8 @@ class Backend(Protocol):
         resume, their batches are given back, and they join again."""
 
     def running(self) -> AbstractContextManager[None]:
-        """Return the context in which the loop trains. It is entered after the first evaluation, or after a resume."""
+        """Return the context in which the loop trains: the training clock runs only within it. It is entered after the
+        first evaluation, or after a resume."""
 
     def next(self, until: float) -> Happened | None:
         """Wait for what happens next, and return it with the clock at its time.
@@ -237,7 +242,7 @@ class Backend(Protocol):
             until: a time on the training clock, in seconds.
 
         Returns:
-            None if `until` came first, with the clock at it or just behind it. None also if nothing has happened for
+            None if `until` came first, with the clock at it or just past it. None also if nothing has happened for
             a while, half a second on real processes: the caller looks at signals and asks again.
 
         Raises:

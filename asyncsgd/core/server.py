@@ -53,23 +53,12 @@ class Server(Starter):
     It is the `Method` of every run but those of peers, whose rules know no server.
 
     Args:
-        parameters: float32 `(P,)`; borrowed, and changed in place, by this object alone except in Hogwild.
-        rule: decides what becomes of each gradient.
+        parameters, rule, schedule, batches, num_workers, batch_size, samples, clock, starts_by_itself, statistics: see
+            `asyncsgd.core.starts.Starter`.
         optimizer: takes the steps; `StepTakenByWorker`, which does nothing, where workers or ranks take them.
-        schedule: learning rate as a function of the samples that arrived; in a rule with `local_steps` it is the
-            workers' learning rate, fixed when they start, and the server's own is 1.
-        batches: hands out the run's batches.
-        num_workers: N, workers 0 to N - 1.
-        batch_size: samples of one batch.
-        samples: no worker starts once so many samples have arrived.
-        clock: the training clock, in seconds.
-        starts_by_itself: whether this object starts workers as soon as the rule and the batches allow. If not, a replay
-            of a log starts them with `start`.
         writing: ``writing(version)`` gives a context within which the parameters are inconsistent, on their way from
             `version` to the next; for workers that share this memory. None: nobody else reads them.
         records: whether anybody reads `Step.record`.
-        statistics: the model's running statistics. With a step they follow the gradients that it uses, each of them
-            once. None: the model has none.
 
     >>> import torch
     >>> from asyncsgd.core.batches import OwnStreams
@@ -226,7 +215,7 @@ class Server(Starter):
             reply = self.rule.arrive(self.rule_state, arrival, view)
         else:
             reply = Reply(drops=(dispatch,))
-            repeated = [self._repeat(work)]
+            repeated = [self._started_again(work)]
         self.rule_acted.arrivals += 1
         if report.weight and not is_asynchronous(reply, arrival):
             self.rule_acted.altered += 1
@@ -313,7 +302,7 @@ class Server(Starter):
         return Membership(self.version, self.num_samples, self._clock(), "leave", worker, reason)
 
     def extend(self) -> Step | None:
-        """See `Method.extend`. The workers wait in the state that was loaded because the old budget was spent."""
+        """See `Method.extend`. In a state that was loaded, workers may wait because the old budget was spent."""
         start = self._start_all_possible(())
         if not start:
             return None
@@ -433,7 +422,7 @@ class Server(Starter):
         self._present = set(self.view.workers)
         self._snapshot = None
         self.view.learning_rate = 1.0 if self._local_steps else self._schedule(self.num_samples)
-        # Nothing is written: only the end of this context tells the workers that share the parameters their version.
+        # The end of `writing(v)` tells the workers that share the parameters that v + 1 is their version.
         with self._writing(self.version - 1):
             pass
 
@@ -482,6 +471,6 @@ def _is_same(direction: Tensor, gradient: Tensor) -> bool:
     difference = 0.0
     for one, other in zip(direction.split(CHUNK), gradient.split(CHUNK), strict=True):
         difference += float(torch.dist(one, other)) ** 2
-        if not difference <= limit:
+        if not difference <= limit:  # also if it is NaN
             return False
     return True

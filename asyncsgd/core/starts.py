@@ -19,8 +19,23 @@ from asyncsgd.rules.contract import Rule, Start, View
 
 
 class Starter:
-    """Starts workers on the gradients that a rule asks for. Its arguments are those of
-    `asyncsgd.core.server.Server`."""
+    """Starts workers on the gradients that a rule asks for.
+
+    Args:
+        parameters: float32 `(P,)`; borrowed, and changed in place, by this object alone except in Hogwild.
+        rule: decides what becomes of each gradient.
+        schedule: learning rate as a function of the samples that arrived; in a rule with `local_steps` it is the
+            workers' learning rate, fixed when they start, and the server's own is 1.
+        batches: hands out the run's batches.
+        num_workers: N, workers 0 to N - 1.
+        batch_size: samples of one batch.
+        samples: no worker starts once so many samples have arrived.
+        clock: the training clock, in seconds.
+        starts_by_itself: whether this object starts workers as soon as the rule and the batches allow. If not, a replay
+            of a log starts them with `start`.
+        statistics: the model's running statistics. With a step they follow the gradients that it uses, each of them
+            once. None: the model has none.
+    """
 
     def __init__(
         self,
@@ -98,8 +113,8 @@ class Starter:
             return False
         return self._starts_by_itself and self.num_samples < self._samples_budget
 
-    def _repeat(self, work: Work) -> Start | Pinned:
-        """Start the worker of `work` again, whose batch had no loss term.
+    def _started_again(self, work: Work) -> Start | Pinned:
+        """The start with which the worker of `work` begins again, whose batch had no loss term.
 
         It starts at its old point if the rule has `exact_start`, since that rule chose the version. It also does in a
         rule with both local steps and points, since there each worker goes on from a model of its own (elastic
@@ -166,18 +181,18 @@ class Starter:
         works: list[Work] = []
         for place, start in enumerate(starts):
             worker = start.worker
-            count = start.num_local_steps
+            num_asked = start.num_local_steps
             if worker in view.in_flight or worker not in self._present:
                 state = "busy" if worker in view.in_flight else "not present"
                 raise RuntimeError(f"rule {self.rule.name} started worker {worker}, which is {state}")
-            batches, number = self._batches.take(worker, count)
-            if number < count:
+            batches, num_given = self._batches.take(worker, num_asked)
+            if num_given < num_asked:
                 self._budget_cuts = True
-                if not number:  # nor will those behind it get any
+                if not num_given:  # nor will those behind it get any
                     self._waiting.update([(waiting.worker, waiting) for waiting in starts[place:]])
                     break
             if self._local_steps:  # at the rate that holds when its samples have arrived, if no others arrive meanwhile
-                rate = self._schedule(self.num_samples + number * self._batch_size)
+                rate = self._schedule(self.num_samples + num_given * self._batch_size)
             version = view.version
             point = None
             statistics = None
@@ -187,11 +202,11 @@ class Starter:
                 statistics = start.statistics
             dispatch = len(self._worker_of)
             work = Work(
-                worker, dispatch, version, number, batches, point, rate, now, draws[worker], statistics=statistics
+                worker, dispatch, version, num_given, batches, point, rate, now, draws[worker], statistics=statistics
             )
             self._worker_of.append(worker)
             self._read_versions.append(-1)
-            draws[worker] += number
+            draws[worker] += num_given
             view.in_flight[worker] = work
             works.append(work)
         return works

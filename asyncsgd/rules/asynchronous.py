@@ -191,7 +191,7 @@ class Rescaled(Rule):
         return Reply()
 
     def arrive(self, state: MeanSeconds, arrival: Arrival, view: View) -> Reply:
-        factor = 1.0
+        factor = 1.0  # it stays so while all gradients of this worker have taken no time
         worker = arrival.worker
         if arrival.seconds > 0:  # a gradient may take no time on the virtual clock, and 1 / 0 is undefined
             number, mean = state.get(worker, (0, 0.0))

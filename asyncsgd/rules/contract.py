@@ -84,9 +84,9 @@ class View:
         learning_rate: the schedule's value with this arrival's samples counted; 1 in rules with `local_steps`. In
             `join` and `leave` it is that of the last arrival.
         workers: the workers present, in order.
-        in_flight: worker -> its gradient in flight, an `asyncsgd.core.protocol.Work`. Its `version` is that of the
-            server at the dispatch or, of a worker that starts at exact parameters, the version of those. The oldest
-            dispatch comes first. A gradient that arrives is
+        in_flight: worker -> its gradient in flight, an `asyncsgd.core.protocol.Work`. Its `version` is the
+            server's at the dispatch; where the worker starts at exact parameters it is their version, which may be
+            older. The oldest dispatch comes first. A gradient that arrives is
             no longer in it.
     """
 
@@ -183,7 +183,8 @@ class Rule(Named):
     needs_points: ClassVar[bool] = False
     """The rule looks at `Arrival.start_point` and `View.parameters`, the parameters themselves. That costs a vector per
     worker. Its workers start at exactly the parameters after the reply's step. One whose batch had no loss term starts
-    again at the current ones, except in rules with `local_steps`.
+    again at the current ones, since the rule only looks at points. In rules with `local_steps` it keeps its point,
+    since the worker goes on from a model of its own.
     """
     exact_start: ClassVar[bool] = False
     """Workers start at exactly the parameters after the reply's step, not at newer ones. A worker whose batch had no
@@ -199,14 +200,14 @@ class Rule(Named):
     the server drops such a gradient and starts its worker again, and the rule does not hear of it.
     """
     moves_by_first_batch: ClassVar[bool] = False
-    """After a step the running statistics, as of BatchNorm, are updated from one of its gradients: that whose batch has
+    """What moves the running statistics, as of BatchNorm, in a step: one of its gradients alone, that whose batch has
     the lowest number, as torch's DDP keeps those of rank 0 alone. By default they are updated from all gradients of the
     step: one after the other or, in rules with `local_steps`, from their weighted mean.
     """
     in_rounds: ClassVar[bool] = False
     """All workers of a round start together, and one step takes all their gradients. If the run has a budget in
     samples, the server hands out no batch beyond it, so fewer workers may take part in the last round. Under other
-    rules batches are handed out until so many samples have arrived in gradients, and those then in flight are lost.
+    rules batches are handed out until the budget has arrived in gradients, and gradients then in flight are lost.
     """
 
     @property
@@ -348,7 +349,8 @@ class Collecting(Rule):
     def step_if_enough(self, state: Any, view: View) -> Reply:
         """Reply with the step along the gradients that are held if they are enough, else with nothing."""
         # If nobody is in flight, those that are held are all that there will be: the round is complete, or no batches
-        # are left, or everybody has left. Where a run goes on, all workers leave first, and join again.
+        # are left, or everybody has left, as when a run goes on from a checkpoint: all workers leave then, and join
+        # again.
         is_waiting = view.in_flight and len(state) < self.num_required(view)
         if is_waiting or not len(state):
             return Reply()

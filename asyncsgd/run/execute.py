@@ -98,14 +98,16 @@ class Live:
         return self.run.runtime.num_workers
 
     def worker(self, flat: FlatModel) -> Worker:
-        """Make worker 0, which computes in this process, on `flat`. `as_sent_to` chooses its device."""
+        """Make worker 0, which computes in this process, on `flat`; `as_sent_to` only chooses its device."""
         return self.run.as_sent_to(0).worker(flat, self.profile, tells_compile_seconds=not self.record.quiet)
 
     @property
     def profile(self) -> Profile | None:
         folder = self.record.folder
-        number = self.run.output.profile
-        return None if folder is None or number is None else Profile(number, folder.path.absolute() / TRACE)
+        num_gradients = self.run.output.profile
+        return (
+            None if folder is None or num_gradients is None else Profile(num_gradients, folder.path.absolute() / TRACE)
+        )
 
 
 def method_of(
@@ -156,9 +158,10 @@ def _method(
     """
     run = live.run
     rule = rule or run.rule
-    # A step that a Hogwild worker took cannot be discarded, so workers are given no more than the budget.
-    samples = run.limits.samples if run.runtime.steps_in_workers else run.limits.to_hand_out(rule)
-    batches = BatchStream(samples, run.task.batch_size)
+    samples_to_hand_out = run.limits.to_hand_out(rule)  # only rules in rounds have an end here
+    if run.runtime.steps_in_workers:  # a step that a Hogwild worker took cannot be discarded
+        samples_to_hand_out = run.limits.samples
+    batches = BatchStream(samples_to_hand_out, run.task.batch_size)
     method = method_of(
         run,
         parameters,
@@ -183,7 +186,7 @@ def _loop(live: Live, method: Method, backend: Backend, parameters: Callable[[],
     hooks = Hooks(
         live.record,
         live.saver,
-        live.stop_requested.begin_step,  # answers whether to stop, and notes that a step begins, to time it
+        live.stop_requested.begin_step,  # answers whether to stop, and times each turn of the loop
         lambda work: _ignored_targets(live.run, work),
         live.callbacks,
     )
@@ -208,7 +211,7 @@ def _ignored_targets(run: Run, work: Work) -> str:
         return ""
     data = task.data(run.seed)
     for index in indices_of(work.batches):
-        for tensor in tensors_in(data.batch(0, index)):
+        for tensor in tensors_in(data.batch(0, index)):  # of stream 0, which all workers share
             if tensor.dtype == torch.int64 and tensor.numel() and bool((tensor == IGNORED).all()):
                 return (
                     f"no target of batch {index} counts (all are {IGNORED}), and {type(task).__name__} does not say "
@@ -275,7 +278,9 @@ def _train_hogwild(live: Live, torchrun_world: World | None) -> Result:
         trial = run.recipe.on(torch.zeros(size, dtype=torch.float32), live.flat.layout)
         trial.create_state()
         shared_state_size = trial.state_size
-    return _start_workers_and_serve(live, Segment(size, 0, shared_state_size), StepTakenByWorker())
+    # There are no running statistics: models that have some are refused.
+    segment = Segment(size, num_slots=0, extra=shared_state_size)
+    return _start_workers_and_serve(live, segment, StepTakenByWorker())
 
 
 def _start_workers_and_serve(live: Live, segment: Segment, optimizer: Optimizer | StepTakenByWorker) -> Result:
@@ -412,7 +417,8 @@ def _run_rank_zero(live: Live, worker: Worker | None, resume: tuple[Path, str] |
     rule: Rule | None = None
     if runtime.has_two_versions:
         # PipeDream-2BW keeps two versions of the weights: two groups of micro-batches are under way, as gradients of
-        # two asynchronous workers would be.
+        # two asynchronous workers would be. This server only counts; the delay of 1, which is the run's rule, comes
+        # about in the ranks.
         rule = Asynchronous()
         num_workers = 2
         group_size = group_size_function(run.limits, run.budget.evaluations, run.task.batch_size)
@@ -425,6 +431,7 @@ def _run_rank_zero(live: Live, worker: Worker | None, resume: tuple[Path, str] |
         ranks_step=True,
         optimizer=optimizer,
     )
+    # Through the optimizer the ranks tell the norm of their step.
     backend = RanksBackend(ranks, optimizer, clock, num_workers, group_size)
     loop = _loop(live, server, backend, ranks.parameters)
     result = loop.run()
@@ -493,7 +500,7 @@ class Notice(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     resume: tuple[str, str] | None = None
     """(the folder of the run that is resumed, as rank 0's host has it; the name of its checkpoint). None: it is new."""
     changing_buffers: tuple[str, ...] | None = None
-    """`Run.changing_buffers`."""
+    """The buffers that forward passes change beside running statistics that the library knows."""
 
 
 def _notice(live: Live, resume: tuple[Path, str] | None) -> bytes:

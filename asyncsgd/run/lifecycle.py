@@ -106,6 +106,7 @@ def carry_out(
 
     Args:
         run: not prepared; as many workers as `launch` says.
+        launch: how this process was started: by itself, or as a rank of torchrun.
         folder: new, or opened again by a run that goes on; owned by this call. None: nothing is written.
         context: a fork server that starts workers, None where there are none.
         stop: the listener for signals, if there is one already.
@@ -138,9 +139,10 @@ def carry_out(
             result = Result(FAILED, f"{where} cannot be written ({reason(error)})")
             summary = run.summary() | {"status": result.status, "message": result.message}
         if live is not None and live.hosts is not None:
-            live.hosts.is_unfinished = result.status == INTERRUPTED
+            live.hosts.is_unfinished = result.status == INTERRUPTED  # their last word is whether the run goes on later
     if result.status == FAILED:
-        # With --nnodes MIN:MAX torchrun may end this rank and start it again. Without, there is nothing to wait for.
+        # With --nnodes MIN:MAX torchrun may be about to end this rank and start it again, as a host comes or goes. If
+        # it ended by itself first, torchrun would count that as a failure of its own.
         wait_for_new_start(launch)
     return Ended(result, summary, live, unexpected)
 
@@ -175,8 +177,8 @@ class _Attempt:
         try:
             return self._prepare_and_train(), None
         except UsageError as error:
-            told = self._asked.tracking.finish(FAILED)
-            summary = self._asked.run.summary() | {"status": FAILED, "message": str(error)} | told
+            of_trackers = self._asked.tracking.finish(FAILED)  # what each tracker has come to, for the summary
+            summary = self._asked.run.summary() | {"status": FAILED, "message": str(error)} | of_trackers
             if self.live is not None:
                 self.live.machine.finish()
             write_last(folder, summary, self.live)
@@ -186,7 +188,7 @@ class _Attempt:
         except RunError as error:
             return Result(FAILED, str(error), has_parameters=False), None
         except OSError as error:
-            where = error.filename or (None if folder is None else folder.path)
+            where = error.filename or (self._asked.run.task.name if folder is None else folder.path)
             return Result(FAILED, f"{where}: {reason(error)}", has_parameters=False), None
         except Exception as error:
             if is_out_of_memory(error):
@@ -244,7 +246,7 @@ class _Attempt:
 
 
 def _check_mirror(mirror: int | None, this_host: ThisHost) -> None:
-    """Refuse a mirror that is no other host.
+    """Refuse a mirror, the number of the host that keeps a copy of each checkpoint, if there is no such host.
 
     Raises:
         UsageError: with the numbers that there are.

@@ -195,11 +195,11 @@ class Run:
         budget = self.budget
         samples = self.budget.samples
         if budget.epochs is not None:
-            wanted = samples_of_epochs(budget.epochs, self.task, f"--epochs {budget.epochs:g}")
+            wanted = self._samples_of_epochs(budget.epochs, f"--epochs {budget.epochs:g}")
             samples = math.ceil(wanted / self.task.batch_size) * self.task.batch_size
         if budget.evaluate_at is not None and samples is not None and budget.evaluate_at >= samples:
             raise UsageError(f"--evaluate-at {budget.evaluate_at} must lie before the end, at {samples} samples")
-        every = samples_between("--evaluate-every", budget.evaluate_every, self.task)
+        every = self._samples_between("--evaluate-every", budget.evaluate_every)
         return Limits(
             samples=samples,
             seconds=budget.seconds,
@@ -228,8 +228,34 @@ class Run:
         Raises:
             UsageError: for epochs of a task that does not say how many samples it has.
         """
-        every = samples_between("--checkpoint-every", self.output.checkpoint_every, self.task)
+        every = self._samples_between("--checkpoint-every", self.output.checkpoint_every)
         return Policy(every, self.output.checkpoint_seconds, self.output.keep)
+
+    def _samples_between(self, flag: str, text: str | None) -> int | None:
+        """The samples that `text` means, a number of them or of epochs such as ``1epoch``.
+
+        Raises:
+            UsageError: for epochs of a task that does not say how many samples it has.
+        """
+        if text is None or not text.endswith("epoch"):
+            return None if text is None else int(text)
+        return max(1, self._samples_of_epochs(float(text.removesuffix("epoch")), f"{flag} {text}"))
+
+    def _samples_of_epochs(self, epochs: float, asked: str) -> int:
+        """The samples of so many passes over the training samples, rounded up; `asked` is what the user typed.
+
+        Raises:
+            UsageError: for a task that does not say how many samples it has.
+        """
+        length = self.task.facts().get("num_train_samples")
+        if length is None:
+            length = getattr(self.task.data(self.seed), "num_train_samples", None)
+        if length is None:
+            raise UsageError(
+                f"{asked}: the task {self.task.name} does not say how long an epoch is; type a number of samples, or "
+                f"give its facts() or what data() returns num_train_samples"
+            )
+        return math.ceil(epochs * length)
 
     def as_sent_to(self, worker: int) -> Run:
         """This run, prepared, as the process of `worker` is sent it: on the device of that worker, and without the
@@ -353,32 +379,6 @@ def implied_rule(runtime: Runtime) -> Rule:
     if runtime.has_two_versions:
         return FixedDelay(1)
     return Asynchronous() if runtime.has_server else Synchronous()
-
-
-def samples_between(flag: str, text: str | None, task: Task) -> int | None:
-    """The samples that `text` means, a number of them or of epochs such as ``1epoch``; `task` is prepared.
-
-    Raises:
-        UsageError: for epochs of a task that does not say how many samples it has.
-    """
-    if text is None or not text.endswith("epoch"):
-        return None if text is None else int(text)
-    return max(1, samples_of_epochs(float(text.removesuffix("epoch")), task, f"{flag} {text}"))
-
-
-def samples_of_epochs(epochs: float, task: Task, asked: str) -> int:
-    """The samples of `epochs` passes over the training samples of `task`, rounded up; `asked` is what the user typed.
-
-    Raises:
-        UsageError: for a task that does not say how many samples it has.
-    """
-    length = task.facts().get("num_train_samples")
-    if length is None:
-        raise UsageError(
-            f"{asked}: the task {task.name} does not say how long an epoch is; type a number of samples, or give its "
-            f"facts() num_train_samples"
-        )
-    return math.ceil(epochs * length)
 
 
 def device_of_worker(device: str, worker: int) -> str:

@@ -81,10 +81,10 @@ class DatasetData:
             )
         self._seed = seed
         self._batch_size = batch_size
-        self._epoch_length = self._train.size
+        self.num_train_samples = self._train.size  # in an epoch
         if self._train.drop_last:
-            self._epoch_length -= self._train.size % batch_size
-        if self._epoch_length == 0:
+            self.num_train_samples -= self._train.size % batch_size
+        if self.num_train_samples == 0:
             raise UsageError(
                 f"train has {self._train.size} items, fewer than a batch of {batch_size}, and drop_last leaves them "
                 f"out; leave drop_last out"
@@ -129,7 +129,7 @@ class DatasetData:
                 return np.arange(size)
             return generator(self._seed, Purpose.ORDER, stream, epoch).permutation(size)
 
-        return batches_of_epochs(order_of, self._epoch_length, self._batch_size)
+        return batches_of_epochs(order_of, self.num_train_samples, self._batch_size)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,7 +50,7 @@ class TensorData:
     def __init__(self, train: Samples, evaluation: Samples, batch_size: int, seed: int) -> None:
         if batch_size < 1:
             raise UsageError(f"batch_size must be at least 1, got {batch_size}")
-        self.train, self._num_train = _tensors(train, "train")
+        self.train, self.num_train_samples = _tensors(train, "train")
         main, num_evaluation = _tensors(evaluation, "evaluation")
         batches = []
         for first in range(0, num_evaluation, batch_size):
@@ -65,14 +65,14 @@ class TensorData:
     def batch(self, stream: int, index: int) -> Batch:
         """Batch `index` of a stream: new tensors of `batch_size` rows."""
         order_of = functools.partial(self._order, stream)
-        batches = batches_of_epochs(order_of, self._num_train, self._batch_size)
+        batches = batches_of_epochs(order_of, self.num_train_samples, self._batch_size)
         rows = torch.from_numpy(batches(index))
         return map_tensors(lambda tensor: tensor[rows], self.train)
 
     def _shuffle(self, stream: int, epoch: int) -> np.ndarray:
         """The order of the samples in an epoch of a stream, int64 `(S,)`."""
         draw = generator(self._seed, Purpose.ORDER, stream, epoch)
-        return draw.permutation(self._num_train)
+        return draw.permutation(self.num_train_samples)
 
 
 FINGERPRINT_BATCHES = 64

@@ -46,6 +46,7 @@ def test_every_epoch_has_every_item_once_and_with_drop_last_whole_batches(size, 
     length = size
     if drop_last:
         length -= size % batch_size
+    assert data.num_train_samples == length
     batches = [data.batch(0, index)[0] for index in range(2 * length)]
     assert {len(batch) for batch in batches} == {batch_size}
     rows = torch.cat(batches).tolist()
