@@ -27,9 +27,9 @@ from analysis.stats import Array, Numbers
 BY_RANKS = Note("a diverged run is worse than any other, so the pairs are compared by ranks")
 COMPLETE_SHARE = 0.95
 """A run that ends before this share of its planned samples, or of the longest run, is said to end early."""
-EVERY_RUN_HAD = "every run had"
-CUT_SHORT = "restricted to where the first run that missed it ended,"
-LONGEST_RUN = "restricted to the longest run,"
+EVERY_RUN_HAD = "the budget of every run is"
+CUT_SHORT = "times are counted to where the first run that missed the target ended, at"
+LONGEST_RUN = "times are counted to where the longest run ended, at"
 """Three kinds of the time up to which runs are compared. The note on that time begins with its kind."""
 EMPTY = np.array([])
 NEVER = (math.inf, math.inf)

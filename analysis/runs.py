@@ -93,7 +93,8 @@ class Note(str):
 
     `below` stands in small type under the verdict, and so does `batches`, on arms with unequal batch sizes. `diverged`
     and `risen` make sentences of the verdict, `corrected` stands next to the p value. `undefined` is on scores that do
-    not exist, `budget` on the seconds up to which runs are compared.
+    not exist. `budget`, on the second up to which times are counted, stands among the details where a run missed the
+    target.
     """
 
     kind: str

@@ -319,8 +319,7 @@ def details(row: Any, reference: str) -> list[str]:
     what = endpoint_in_words(row.endpoint)
     lines += [note for note in row.notes if note.kind == "corrected"]
     if row.endpoint == "time_to_target" and row.reached != (row.n, row.n):
-        ended = "the budget of every run" if row.common else "where the first run that missed it ended"
-        lines.append(f"{row.budget:.4g} {row.unit} is {ended}")
+        lines += [note for note in row.notes if note.kind == "budget"]
     if row.refused:
         lines.append(row.refused)
     level = 1 - row.alpha

@@ -107,6 +107,12 @@ def a_reference_with_runs_that_diverged_is_worse_where_a_treatment_is_slower(fol
 
 
 @study
+def only_a_diverged_run_missed_the_target_of_runs_without_a_common_budget(folder):
+    arms = [dataclasses.replace(arm, settings={}) for arm in (SYNC, ASYNC)]
+    return two_arms(folder, THEIRS, [diverges(OURS[0], 5), *OURS[1:]], arms=arms)
+
+
+@study
 def a_run_that_diverged_after_it_was_at_the_target_does_not_hold_it(folder):
     return two_arms(folder, THEIRS, [diverges(curve, 19) for curve in OURS])
 
