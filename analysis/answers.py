@@ -316,11 +316,11 @@ def word_of(row: QuestionRow) -> tuple[str, str]:
     text = f"p_Holm = {row.p_holm:.3g}"
     more = f"; {row.refused}" if row.refused else ""
     if row.p_equal < alpha:
-        level = f"{100 * (1 - 2 * alpha / row.family_size):.3g} % interval"
-        inside = f"the {level} [{row.equal_low:.3g}, {row.equal_high:.3g}] lies inside ±{row.margin:.3g}"
+        inside = f"the difference is within ±{row.margin:.3g} (p_equal = {row.p_equal:.3g} < {alpha:g})"
+        # where one test finds a difference and the interval of the other holds 0, the weaker claim is made
         if not differs or row.equal_low <= 0 <= row.equal_high:
             return "equivalent", f"{inside}; {text}"
-        if not abs(row.estimate) > MAX_NEGLIGIBLE_SHARE * row.gained:  # also where `gained` is nan, not known
+        if not abs(row.estimate) > MAX_NEGLIGIBLE_SHARE * row.gained:  # true also where `gained` is not known, nan
             return "different but negligible", f"{text}, but {inside}"
         share = f"{100 * abs(row.estimate) / row.gained:.0f} % of the reference's improvement"
         more = f"; within the margin of ±{row.margin:.3g}, but {share}"

@@ -130,6 +130,13 @@ def a_difference_that_holms_method_finds_after_another_says_that_its_interval_ho
     return study_of(folder, [(SYNC, THEIRS), (ASYNC, OURS), (RINGMASTER, almost)])
 
 
+@study
+def an_equivalence_that_holms_method_finds_after_another_says_that_its_interval_is_too_wide(folder):
+    near = [ends_at(loss) for loss in FINAL]
+    wide = [ends_at(5.0 + 1.7 * (loss - 5.0)) for loss in FINAL]
+    return study_of(folder, [(SYNC, [ends_at(5.0)] * 8), (ASYNC, near), (RINGMASTER, wide)], registration=LOSSES_DECIDE)
+
+
 def gained(tenths, folder, **registration):
     """A study in which both arms gain so many tenths of a nat, within 0.002 of each other; the margin is 0.02."""
     gaps = (0.001, -0.001, 0.002, -0.002, 0.001, -0.001, 0.002, -0.002)
