@@ -206,9 +206,9 @@ def check_budget(study: StudyTables) -> CheckResult:
     if timed.empty:
         return NOT_APPLICABLE
     has_common = timed["common"].astype(bool)
-    cut = timed.loc[~has_common & (timed["n"] > 0), "group"]
-    without = sorted({conditions(group) for group in cut})
-    why = "the faster arm stopped first, and a target that it misses says nothing"
+    groups = timed.loc[~has_common & (timed["n"] > 0), "group"]
+    without = sorted({conditions(group) for group in groups})
+    why = "a run that ended early may have missed the target for that alone"
     total = timed["group"].nunique()
     return graded(without, total=total, unit="groups", if_none="in every group", why=why, level="warning")
 

@@ -109,7 +109,9 @@ def a_reference_with_runs_that_diverged_is_worse_where_a_treatment_is_slower(fol
 @study
 def only_a_diverged_run_missed_the_target_of_runs_without_a_common_budget(folder):
     arms = [dataclasses.replace(arm, settings={}) for arm in (SYNC, ASYNC)]
-    return two_arms(folder, THEIRS, [diverges(OURS[0], 5), *OURS[1:]], arms=arms)
+    found = two_arms(folder, THEIRS, [diverges(OURS[0], 5), *OURS[1:]], arms=arms)
+    assert "may have missed" in trust_of(found, "common budget in seconds").detail
+    return found
 
 
 @study
