@@ -12,7 +12,7 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from analysis.gate import compare_arms, differences_by_design
-from analysis.questions import BASELINE, Plan, groups, labels
+from analysis.questions import Plan, groups, labels
 from analysis.runs import Columns, RunRow, each, rows_with
 from analysis.stats import Interval, t_interval
 from analysis.trust import at_edge
@@ -137,15 +137,21 @@ def _intervals(tests: DataFrame, estimate: str, low: str, high: str) -> Series:
 
 
 def paper(runs: DataFrame, tests: DataFrame, plan: Plan) -> DataFrame:
-    """For a column of a paper: arm, time to the target, times sooner, loss, word of the registered endpoint."""
-    named = labels(groups(runs, plan))
-    without_baseline = tests[tests["reference"] != BASELINE]
+    """For a column of a paper: arm, time to the target, times sooner, loss, word of the registered endpoint.
+
+    The word is that against the reference. Where no endpoint is registered, it is that of the first test.
+    """
+    arms_in_groups = groups(runs, plan)
+    named = labels(arms_in_groups)
+    references = arms_in_groups.index[arms_in_groups["algorithm"] == plan.reference]
+    endpoint = plan.registered.primary.endpoint
     rows = []
     for row in arms(runs, tests, plan).to_dict("records"):
-        own = rows_with(without_baseline, treatment=row["arm"])
-        word = "reference"
-        if len(own):
-            word = own.iloc[0]["word"]  # the tests are sorted, the primary one first
+        own = rows_with(tests[tests["reference"].isin(references)], treatment=row["arm"])
+        words = [test.word for test in own.itertuples() if endpoint in ("", test.endpoint)]
+        word = next(iter(words), MISSING)
+        if row["arm"] in references:
+            word = "reference"
         name = named.get(row["arm"], row["arm"])
         is_simulated = row["clock"] == "virtual"
         time = _three_digits(row.get("time", UNKNOWN))
@@ -158,11 +164,11 @@ def _short(name: str, is_simulated: bool) -> str:
     """The label of an arm, for a narrow column.
 
     >>> _short("async, 4 workers, measured", False), _short("async, 4 workers", True)
-    ('async, 4 meas.', 'async, 4, sim.')
+    ('async, 4, meas.', 'async, 4, sim.')
     """
     name = re.sub(" workers?", "", name)
-    name = name.replace(", simulated", " sim.")
-    name = name.replace(", measured", " meas.")
+    name = name.replace("simulated", "sim.")
+    name = name.replace("measured", "meas.")
     if is_simulated and "sim." not in name:
         return f"{name}, sim."
     return name

@@ -166,6 +166,11 @@ def test_a_margin_of_a_tenth_of_the_improvement_needs_no_reason_and_seeds_outsid
     assert f"Loss at equal samples: {told}" in found.headlines[0].details
 
 
+def test_a_table_for_a_paper_has_the_word_of_the_registered_endpoint_where_all_is_exploratory_too(tmp_path):
+    found = gained(2, tmp_path, num_seeds=9)
+    assert found.table("paper")["verdict"].to_list() == ["equivalent", "reference"]
+
+
 @study
 def a_catastrophe_that_eight_seeds_did_not_show(folder):
     """Nine seeds of ten gain a little and one loses much, so that the true mean is no better: eight may all gain."""
