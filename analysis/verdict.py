@@ -253,7 +253,7 @@ def _speedup_words(row: Any, form: Callable[[float], str]) -> str:
     >>> [_speedup_words(Row(ratio=2.0, ratio_ends=ends), form) for ends in ((1.5, 2.5), (0.5, 2.5), (1.5, math.inf))]
     ['1.5 to 2.5× sooner', '2.0× later to 2.5× sooner', 'more than 1.5× sooner']
     >>> [_speedup_words(Row(ratio=2.0, ratio_ends=ends), form) for ends in ((0.5, math.inf), (0.0, math.inf))]
-    ['at most 2.0× later', 'sooner or later']
+    ['2.0× later to any number of times sooner', 'sooner or later']
     >>> _speedup_words(Row(ratio=0.5, ratio_ends=(0.4, 0.5)), form)
     '2.0 to 2.5× later'
     """
@@ -268,7 +268,7 @@ def _speedup_words(row: Any, form: Callable[[float], str]) -> str:
         side = "later"
         other = "sooner"
     if math.isinf(most) and least < 1:  # no upper end, and the lower one is on the other side
-        return f"at most {form(1 / least)}{TIMES} {other}" if least > 0 else f"{side} or {other}"
+        return f"{form(1 / least)}{TIMES} {other} to any number of times {side}" if least > 0 else f"{side} or {other}"
     if math.isinf(most):
         return f"more than {form(least)}{TIMES} {side}"
     if least < 1:
