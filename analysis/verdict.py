@@ -345,12 +345,18 @@ def _seeds_against(count: int, n: int, what: str, level: float) -> str:
 
 
 def numbers(row: Any, reference: str) -> str:
-    """Estimate, interval and p value."""
+    """Estimate, interval and p value.
+
+    >>> from types import SimpleNamespace as Row
+    >>> tie = Row(endpoint="loss_at_equal_samples", p=math.nan, test="signed rank", reason="every pair is a tie")
+    >>> numbers(tie, "sync")
+    'loss at equal samples: every pair is a tie'
+    """
     what = endpoint_in_words(row.endpoint)
-    if row.diverged != (0, 0) or row.test == "signed rank":
-        return f"{what}: {_ranked(row)} (signed-rank test, {p_text(row)})"
     if math.isnan(row.p):
         return f"{what}: {row.reason}"
+    if row.test == "signed rank":
+        return f"{what}: {_ranked(row)} (signed-rank test, {p_text(row)})"
     won = f"better in {row.wins} of {row.n} seeds, {p_text(row)}"
     if row.endpoint == "time_to_target" and row.reached == (row.n, row.n) and not math.isnan(row.ratio):
         _, low, high = _ratio_above_one(row)
