@@ -176,8 +176,12 @@ def groups(runs: DataFrame, plan: Plan) -> DataFrame:
 
 
 def _facts_of_plan(arm: PlannedArm) -> list[Any]:
-    """The values of `GROUP_COLUMNS` that the plan gives an arm without a run."""
-    return [arm.algorithm, arm.num_workers, arm.clock, arm.speeds or "", None, ""]
+    """The values of `GROUP_COLUMNS` that the plan gives an arm without a run. Its batch size is not known.
+
+    >>> _facts_of_plan(PlannedArm(name="sync-w4", algorithm="sync", settings={}, num_workers=4))
+    ['sync', 4, 'measured', '', nan, '']
+    """
+    return [arm.algorithm, arm.num_workers, arm.clock, arm.speeds or "", math.nan, ""]
 
 
 def _facts_of_runs(of_arm: DataFrame) -> dict[str, Any]:
