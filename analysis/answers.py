@@ -51,59 +51,71 @@ class NotShown:
 
 @dataclass(kw_only=True)
 class QuestionRow(NotShown):
-    """A question asked of pairs of runs, and its answer: a row of `tests`; docs/tables.md says what each column is."""
+    """A question asked of pairs of runs, and its answer: a row of `tests`; docs/tables.md says what each column is.
 
+    The defaults are those of `question_of_numbers`.
+    """
+
+    # the question: which arms, of which values, in which family of Holm's method
     treatment: str = "a"
     reference: str = "b"
-    group: str = ""
+    group: str = ""  # the conditions that both arms share
     endpoint: str = "numbers"
-    family: str = "exploratory"
-    family_size: int = 1
-    unit: str = ""
-    lower: bool = True
-    alpha: float = 0.05
-    n: int = 0
+    family: str = "exploratory"  # primary, secondary or exploratory
+    family_size: int = 1  # comparisons that Holm's method is over
+    unit: str = ""  # of the values and of `estimate`
+    lower: bool = True  # whether lower values are better
+    alpha: float = 0.05  # level of the word, before Holm's correction
+    # the values, one a pair; inf: of a run that diverged
+    n: int = 0  # pairs
     seeds: Sequence[Any] = ()
     treatment_values: Any = ()
     reference_values: Any = ()
-    treatment_ends: Any = ()
+    treatment_ends: Any = ()  # n x 2: the lowest and the highest possible value, equal where it was seen
     reference_ends: Any = ()
+    # the difference treatment - reference, in `unit`, with its interval of level 1 - alpha / family_size
     estimate: float = math.nan
     low: float = math.nan
     high: float = math.nan
+    # reference / treatment, of times: above 1 the treatment was sooner
     ratio: float = math.nan
     ratio_low: float = math.nan
     ratio_high: float = math.nan
-    ratio_ends: tuple[float, ...] = ()
-    test: str = ""
+    ratio_ends: tuple[float, ...] = ()  # with the treatment late and the reference early, and the reverse
+    # the test of a difference
+    test: str = ""  # sign flip, signed rank or McNemar
     p: float = math.nan
-    p_ends: tuple[float, ...] = ()
+    p_ends: tuple[float, ...] = ()  # of the same two extremes; empty where every value was seen
     p_holm: float = math.nan
-    least_p: float = 1.0
+    least_p: float = 1.0  # the smallest p_holm that so many pairs can give
+    # the test of equivalence; margin, gained and both ends are in `unit`
     margin: float = math.nan
     margin_reason: str = ""
-    refused: str = ""
-    gained: float = math.nan
-    equal_low: float = math.nan
+    refused: str = ""  # why the margin is not used
+    gained: float = math.nan  # by how much the reference improved
+    equal_low: float = math.nan  # ends of the interval of level 1 - 2 alpha / family_size
     equal_high: float = math.nan
     p_equal: float = math.nan
-    wins: int = 0
-    ties: int = 0
-    outside: float = math.nan
-    diverged: tuple[int, int] = (0, 0)
-    target: float = math.nan
-    budget: float = math.nan
-    common: bool = False
-    cut_short: bool = False
-    longest: float = math.nan
-    reached: tuple[int, int] = (0, 0)
-    later: tuple[int, int] = (0, 0)
-    between: str = ""
-    word: str = ""
+    # counts of pairs
+    wins: int = 0  # the treatment is better for certain
+    ties: int = 0  # neither is better for certain
+    outside: float = math.nan  # the difference is not within the margin
+    diverged: tuple[int, int] = (0, 0)  # the treatment's run alone diverged, the reference's alone did
+    # of times to a target
+    target: float = math.nan  # loss to reach
+    budget: float = math.nan  # second up to which times are counted
+    common: bool = False  # whether that is a budget which every run was given
+    cut_short: bool = False  # whether that is where a run ended which had not reached the target
+    longest: float = math.nan  # second at which the last run ended
+    reached: tuple[int, int] = (0, 0)  # runs of treatment and reference at the target by the budget
+    later: tuple[int, int] = (0, 0)  # runs that were there after it
+    between: str = ""  # how far apart evaluations are, a sentence; empty where every value was seen
+    # the answer in words
+    word: str = ""  # one of `DECIDED`, undecided, too few seeds or not comparable
     reason: str = ""
-    left_out: str = ""
+    left_out: str = ""  # pairs that are counted nowhere, and why
     notes: tuple[Note, ...] = ()
-    caveats: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()  # sentences that make the row exploratory
 
     @property
     def holm_family(self) -> str:
@@ -117,7 +129,7 @@ class QuestionRow(NotShown):
 
     @property
     def level(self) -> float:
-        """The level of the interval, which shrinks with the family as the level of its tests does."""
+        """The level of the interval, which rises with the size of the family, as the level of its tests falls."""
         return 1 - self.alpha / self.family_size
 
 
@@ -139,6 +151,9 @@ def answer_family(family: Sequence[QuestionRow], num_registered: int = 0) -> lis
 
     Args:
         num_registered: questions of the registered family. Those that are not here count as showing nothing.
+
+    The p of a row stays as it is beside its adjusted `p_holm`. The adjusted `p_equal` and `least_p` replace the raw
+    ones: `least_p` then is what Holm's method makes of the smallest p that the number of pairs allows each row.
     """
     missing = 0
     if family[0].family == "primary":
@@ -170,12 +185,14 @@ def answer_alone(question: QuestionRow, family_size: int) -> QuestionRow:
         return row
     our_low, our_high = row.treatment_ends.T
     their_low, their_high = row.reference_ends.T
-    # pairs in which the treatment's value, a loss, a time or a score, is surely lower or higher than the reference's
+    # pairs in which the treatment's value, a loss, a time or a score, is surely lower or higher than the reference's;
+    # the second condition leaves out values that are equal for certain
     is_lower = (our_high <= their_low) & (our_low < their_high)
     is_higher = (their_high <= our_low) & (their_low < our_high)
     is_better = is_lower if row.lower else is_higher
     row.wins = int(is_better.sum())
     row.ties = int((~is_lower & ~is_higher).sum())
+    # times are capped at the budget, so a value is infinite where a run diverged or its score is not defined
     our_infinite = np.isinf(our_high)
     their_infinite = np.isinf(their_high)
     if our_infinite.any() or their_infinite.any():
@@ -191,6 +208,7 @@ def answer_alone(question: QuestionRow, family_size: int) -> QuestionRow:
     if row.endpoint == "time_to_target" and our_high.min() > 0 and not row.why_no_test:
         interval, row.ratio_ends = speedup(row.treatment_ends, row.reference_ends, row.level)
         row.ratio, row.ratio_low, row.ratio_high = interval[:3]
+        # the time of a run that missed the target is only known to be above the budget, which leaves one end open
         if row.reached[0] < row.n:
             row.ratio_low = 0.0
         if row.reached[1] < row.n:
@@ -199,7 +217,7 @@ def answer_alone(question: QuestionRow, family_size: int) -> QuestionRow:
 
 
 def _test_known_values(question: QuestionRow, ours: stats.Array, theirs: stats.Array) -> QuestionRow:
-    """The question with the answer of these values, one a pair and arm."""
+    """The question with the answer of these values, of each arm one value for each pair."""
     row = replace(question)
     if np.isinf([ours, theirs]).any():
         ranks = stats.signed_ranks(ours, theirs)
@@ -221,7 +239,8 @@ def _test_known_values(question: QuestionRow, ours: stats.Array, theirs: stats.A
         p, interval = stats.sign_flip(ours, theirs, row.level)
         spread = np.ptp(ours - theirs)
         is_constant = row.n > 1 and spread <= stats.ROUNDING * np.abs([ours, theirs]).max()
-        # runs that were evaluated at the same moments can have equal ends although they differ between these
+        # `between` says that values lie between evaluations: runs that were evaluated at the same moments can have
+        # equal ends although they differ between these
         if is_constant and not row.between:
             constant = f"all {row.n} differences are {interval.estimate:.3g}"
             return replace(question, why_no_test=f"{constant}; nothing varied: nothing was measured")
@@ -242,6 +261,7 @@ def _combine_ends(late: QuestionRow, early: QuestionRow) -> QuestionRow:
     tested = [row for row in (late, early) if not row.why_no_test]
     if not tested:
         return late
+    # an end without a test shows nothing: its p is 1, and its direction is neither that of a rise nor of a fall
     p_ends = tuple(1.0 if row.why_no_test else row.p for row in (late, early))
     directions = {0.0 if row.why_no_test else np.sign(row.direction) for row in (late, early)}
     combined = replace(tested[0], p_ends=p_ends, p=max(p_ends) if len(directions) == 1 else 1.0)
@@ -344,7 +364,7 @@ def is_undecided_by_gaps(row: Any) -> bool:
     """Whether a row is undecided because of what is not known between two evaluations."""
     if not row.p_ends:
         return False
-    directions_differ = row.p > max(row.p_ends)
+    directions_differ = row.p > max(row.p_ends)  # then `_combine_ends` makes p 1
     one_end_differs = min(row.p_ends) < row.alpha / row.family_size
     return directions_differ or one_end_differs
 

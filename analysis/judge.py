@@ -1,4 +1,7 @@
-"""The questions of a study: what is asked of the pairs of its arms, in which family, and at which target loss."""
+"""Builds the rows of `tests`: what is asked of the pairs of a study's arms, in which family and at which target loss.
+
+`analysis.answers` has the row, `QuestionRow`, and answers it.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,7 @@ def judge(runs: DataFrame, arms: DataFrame, comparisons: Sequence[Pairs], measur
     families: dict[str, list[QuestionRow]] = {}
     for row in asked:
         families.setdefault(row.holm_family, []).append(row)
+    # one primary question an arm
     num_registered = len(set(plan.registered.family or ()))
     judged: list[QuestionRow] = []
     for family in families.values():
@@ -75,6 +79,9 @@ def _first_and_best_loss(pairs: Pairs, measure: Measure) -> tuple[float, float]:
 
 def other_targets(pairs: Pairs, measure: Measure, plan: Plan) -> list[str]:
     """A sentence on the two targets at which the speed-up differs most, where every run reached the target.
+
+    The targets are shares of the improvement of the reference's pilots (their median first and lowest losses), or
+    without pilots of its runs (the means of these losses).
 
     There is none where the intervals of the two speed-ups overlap, or where they differ by less than `LARGE_SPREAD`.
     """
@@ -112,36 +119,37 @@ def _speedup_in_words(ratio: stats.Interval) -> str:
 def _questions_of_pairs(pairs: Pairs, measure: Measure, arms: DataFrame, plan: Plan) -> list[QuestionRow]:
     """The questions that are asked of the pairs of two arms; of a control arm, on losses at equal samples alone."""
     values: dict[str, Columns] = {}
-    target_notes: tuple[Note, ...] = ()
+    notes_on_target: tuple[Note, ...] = ()  # empty where the target was declared
     target, is_declared = target_of(pairs, measure, plan)
     if target is not None and not pairs.control:
         values = _values_at_target(pairs, measure, target)
         if not is_declared:
             why = f"chosen after the fact, 95 % of the improvement of {pairs.reference}"
-            target_notes = (Note(f"target {target:.3g}: {why}"),)
+            notes_on_target = (Note(f"target {target:.3g}: {why}"),)
     unit = unit_of(pairs.run_pairs[0][0].details) if pairs.run_pairs else ""
     values["loss_at_equal_samples"] = measure.losses(pairs, "samples") | {"unit": unit}
     if not pairs.control:
         values["loss_at_equal_seconds"] = measure.losses(pairs, "seconds") | {"unit": unit}
     rows: list[QuestionRow] = []
     for endpoint, columns in values.items():
-        afterwards = target_notes if endpoint in TO_THE_TARGET else ()
         caveats = pairs.caveats
         why_not_comparable = pairs.why_not_comparable
         if endpoint in IN_SECONDS:
             caveats += pairs.timing_caveats
+            # of no pair are seconds compared; the reason of the first stands for all
             if len(pairs.why_untimed) == len(pairs.run_pairs) > 0:
                 why_not_comparable = why_not_comparable or next(iter(pairs.why_untimed.values()))
         notes = pairs.notes
+        notes_on_choice = notes_on_target if endpoint in TO_THE_TARGET else ()
         if why_not_comparable:
             columns |= {"why_no_test": why_not_comparable, "is_not_comparable": True}
         else:
-            notes += (*columns.get("notes", ()), *afterwards)
+            notes += (*columns.get("notes", ()), *notes_on_choice)
         columns["notes"] = notes
         columns["caveats"] = caveats + columns.get("caveats", ())
         columns |= {name: getattr(pairs, name) for name in ("treatment", "reference", "group", "left_out", "control")}
         columns |= {"endpoint": endpoint, "order": len(rows)}
-        rows.append(_question(plan, arms, columns, afterwards))
+        rows.append(_question(plan, arms, columns, is_chosen_after=bool(notes_on_choice)))
     return rows
 
 
@@ -159,31 +167,31 @@ def _values_at_target(pairs: Pairs, measure: Measure, target: float) -> dict[str
     return {"time_to_target": times, "target_reached": reached}
 
 
-def _question(plan: Plan, arms: DataFrame, columns: Columns, afterwards: tuple[Note, ...] = ()) -> QuestionRow:
+def _question(plan: Plan, arms: DataFrame, columns: Columns, *, is_chosen_after: bool = False) -> QuestionRow:
     """A question without its answer.
 
     Args:
         columns: its fields, but for what the registration says.
-        afterwards: what was chosen after looking at the runs.
+        is_chosen_after: whether its target was chosen after looking at the runs.
     """
     registered = plan.registered
     arm = arms.loc[columns["treatment"]]
     endpoint = columns["endpoint"]
-    # the unit and the direction of a score after fine-tuning come with its values
-    score = "loss" if endpoint in (*TO_THE_TARGET, *LOSSES) else endpoint
     units = {"time_to_target": unit_of_seconds(arm["clock"]), "target_reached": "of the runs"}
+    # a score after fine-tuning brings its own unit and direction among its columns
     defaults = {"unit": units.get(endpoint, ""), "lower": endpoint != "target_reached"}
     row = QuestionRow(**(defaults | columns), alpha=registered.alpha, family="secondary")
-    if endpoint not in TO_THE_TARGET:
+    if endpoint not in TO_THE_TARGET:  # a time has no margin
+        score = "loss" if endpoint in LOSSES else endpoint
         row.margin = registered.margins.get(score, math.nan)
-    row.margin_reason = registered.margin_reasons.get(score, "")
+        row.margin_reason = registered.margin_reasons.get(score, "")
     has_primary_conditions = is_primary(plan, arm["workers"], arm["clock"])
     # the reference is a treatment where it is compared with the baseline
     is_registered = plan.is_in_family(row.treatment) or arm["algorithm"] == plan.reference
-    # an arm that the registration left out of its conditions may have been added after looking
+    # an arm that ran under the registered conditions without being registered may have been added after looking
     is_added = has_primary_conditions and not is_registered
     is_control = row.control or row.reference == BASELINE
-    if row.caveats or afterwards or plan.why_exploratory or is_added:
+    if row.caveats or is_chosen_after or plan.why_exploratory or is_added:
         row.family = "exploratory"
     elif has_primary_conditions and endpoint == registered.primary.endpoint and not is_control:
         row.family = "primary"

@@ -14,13 +14,14 @@ from asyncsgd.simulation.churn import parse_churn
 from asyncsgd.simulation.speeds import parse_network, parse_speeds
 from asyncsgd.tasks import TASKS, task_class
 
+# settings that name data or a model, of which the hashes that the run recorded are compared
 BY_FINGERPRINT = ("data", "data_name", "eval_data", "split", "model", "model_name", "candidates")
 NOT_COMPARED = {*specs_of(Output), *BY_FINGERPRINT, *MACHINE, *ABOUT_THE_RUN, "seed", "problem_seed", "predictions"}
-"""Settings that are left out of `asked_of`: `START_COLUMNS` and `MACHINE` compare what the run recorded of them, or
-they are only paths."""
+"""Settings that are left out of `asked_of`: `gate.START_COLUMNS` and `runs.MACHINE` compare what the run recorded of
+them, or they are only paths."""
 NOT_KNOWN = "not known"
 TEXT_WITHOUT_VALUE = re.compile(r"<.* at 0x[0-9a-f]+>|^<[\w ]+>$")
-"""Matches the text of an object that does not say its value, such as ``<function f at 0x7f00>``."""
+"""Matches the text of an object that does not say its value, such as ``<function f at 0x7f00>`` or ``<MyOption>``."""
 PARSERS: Mapping[str, Callable[[str], Any]] = {
     "speeds": parse_speeds,
     "network": parse_network,
@@ -33,6 +34,8 @@ RESOLVED_BY_SUMMARY = ("rule", "transport", "micro_batches", "batch_size", "samp
 
 def asked_of(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
     """What a run was asked for, by setting, from settings.yaml and what summary.json resolves.
+
+    The options of an optimizer become settings of their own; what is in `NOT_COMPARED` is left out.
 
     >>> asked_of({"width": 8, "optimizer": "Adagrad", "optimizer_options": {"eps": 1e-8}, "seed": 1}, {})
     {'width': 8, 'optimizer': 'Adagrad', 'eps': 1e-08}
@@ -83,7 +86,11 @@ def meanings_in_runs(key: str, runs: Sequence[Any]) -> list[str]:
 
 
 def meaning(key: str, value: Any) -> str:
-    """A text that is equal for two values of a setting where they mean the same."""
+    """A text that is equal for two values of a setting where they mean the same.
+
+    A rule is not parsed here, since that imports torch: its texts are compared as they are written.
+    `meanings_in_runs` parses two rules whose texts differ.
+    """
     if value is None:
         return ""
     text = str(value)
@@ -100,7 +107,7 @@ def meaning(key: str, value: Any) -> str:
 
 
 def means_the_same(key: str, here: Any, there: Any) -> bool:
-    """Whether two values of a setting mean the same.
+    """Whether two values of a setting mean the same, as `meaning` has it.
 
     >>> means_the_same("samples", "1e3", 1000), means_the_same("speeds", "constant", "constant:1")
     (True, True)

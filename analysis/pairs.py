@@ -72,7 +72,10 @@ class Pairs(NamedTuple):
 
 
 SAME_CONDITION = ("workers", "clock", "speeds")
-"""Columns of arms in which a control arm is equal to the arms that are compared with it."""
+"""Columns of arms in which a control arm is equal to the arms that are compared with it.
+
+The batch is compared by the samples of an update. A control arm of another task is refused by `analysis.gate`.
+"""
 
 
 def pairs_of(runs: DataFrame, arms: DataFrame, plan: Plan) -> Iterator[Pairs]:
@@ -96,13 +99,14 @@ def _is_same_batch(ours: float, theirs: float) -> bool:
 
 
 def pair_of(runs: DataFrame, arms: TwoArms, plan: Plan) -> Pairs:
-    """The pairs of two arms that the plan need not compare with each other."""
+    """The pairs of any two arms, whether or not the plan compares them."""
     return _pairs(*_tests_and_others(runs), arms, plan)
 
 
 def _tests_and_others(runs: DataFrame) -> tuple[DataFrame, DataFrame]:
     """The test runs that are counted, by seed, and other runs with a result that may be of the same arms and seeds."""
     tests = rows_with(runs, stage="test", replicate=0).set_index("seed", drop=False)
+    # a fine-tuning has the arm and the seed of its pretraining, and is no second result of it
     others = runs[runs["status"].isin(WITH_RESULT) & (runs["task"] != "finetuning")]
     is_unplanned = others["stage"] == ""  # a run that plan.json does not name
     is_replicate = others["stage"].eq("test") & (others["replicate"] > 0)
@@ -127,6 +131,13 @@ def _comparisons_of_group(members: DataFrame, plan: Plan) -> Iterator[tuple[str,
 
 
 def _pairs(tests: DataFrame, others: DataFrame, arms: TwoArms, plan: Plan, *, control: bool = False) -> Pairs:
+    """The runs of two arms by seed, and what limits their comparison.
+
+    Args:
+        tests: the counted runs of all arms, by seed: one run for each arm and seed.
+        others: other runs with a result, as `_tests_and_others` gives them.
+        control: whether the reference is the control arm.
+    """
     treatment, reference, _, clock = arms
     ours = tests[tests["arm"] == treatment]
     theirs = tests[tests["arm"] == reference]
@@ -155,7 +166,7 @@ def _pairs(tests: DataFrame, others: DataFrame, arms: TwoArms, plan: Plan, *, co
     if ours["from_scratch"].any() or theirs["from_scratch"].any():
         notes.append(FROM_SCRATCH)
     allowed = differences_by_design(treatment, reference, plan)
-    if control:
+    if control:  # losses are compared at equal samples, whatever budget the control arm was given
         allowed |= {*BUDGET, "batch_size"}
     compared = compare_arms(ours, theirs, allowed)
     why_not_comparable, more_notes = limits_of_unlike(compared.pairs.values(), plan)
@@ -187,7 +198,7 @@ def _why_untimed(ours: DataFrame, theirs: DataFrame, gated: ArmsCompared) -> dic
     if any(reasons):
         return dict.fromkeys(ours.index, "; ".join(filter(None, reasons)))
     why_untimed = {}
-    for (seed, _), pair in gated.pairs.items():
+    for (seed, _nth), pair in gated.pairs.items():
         if pair.timing_refusals:
             why_untimed[seed] = "; ".join(pair.timing_refusals.values())
     return why_untimed
@@ -226,9 +237,9 @@ def _ends(runs: DataFrame) -> dict[Any, str]:
 def limits_of_remade(runs: DataFrame, others: DataFrame, is_planned: bool) -> tuple[list[Note], list[str]]:
     """Notes and caveats on runs of an arm that were made more than once.
 
-    The run in the planned folder counts, the last that was made there; of loose runs of one seed the first by name. A
-    second result may have been looked at before one of them was kept, so it is a caveat. A note mentions replicates of
-    a plan and killed runs that were made again.
+    Of a planned run the last one counts that was made in its folder. Of loose runs of one arm and seed the first by
+    name counts. Another run of that seed with a result is a caveat, since both may have been looked at before one was
+    kept. Planned replicates, and killed runs that were made again, are mentioned in a note.
 
     Args:
         runs: those that are in pairs.
@@ -244,6 +255,7 @@ def limits_of_remade(runs: DataFrame, others: DataFrame, is_planned: bool) -> tu
         num_replicates = int(of_same_seeds["stage"].eq("test").sum())
     num_second_results = len(of_same_seeds) - num_replicates + num_replaced_results
     arm = runs["arm"].iloc[0] if len(runs) else ""
+    # the middle of each sentence: beside the runs of ARM that are counted there are ...
     counted = f"the runs of {arm} that are counted there are"
     notes = []
     caveats = []
@@ -290,6 +302,7 @@ def limits_of_unlike(pairs: Collection[RunsCompared], plan: Plan) -> tuple[str, 
             mentions.setdefault(key, []).extend(values)
     refusals = [pair.refusals for pair in pairs]
     why = each_once(refusals)
+    # --arms names settings; these refusals are about what runs began from, or about what follows from the model
     settings = sorted({*itertools.chain(*refusals)} - {*START_COLUMNS, "first_loss", "micro_batches"})
     if settings and not plan.runs:
         why += f" (if the arms are meant to differ in it: --arms {','.join((*plan.arms_differ_in, *settings))})"
@@ -352,6 +365,7 @@ def notes_on_events(runs: DataFrame, whose: str) -> list[Note]:
 
 
 def _samples_per_update(runs: DataFrame) -> float:
+    """The mean samples over all updates of the usable runs; nan where it is not known."""
     known = runs[runs["samples_per_update"].notna() & runs["usable"]]
     updates = known["updates"].sum()
     if not updates:

@@ -1,4 +1,4 @@
-"""What was planned and registered before the runs, and which arms may be compared: the questions of a study."""
+"""What was planned and registered before the runs, and which arms may be compared."""
 
 from __future__ import annotations
 
@@ -45,7 +45,11 @@ class Plan(NamedTuple):
     sha256: str
     """The hash of analysis.yaml."""
     why_exploratory: str
-    """Why nothing can be confirmed; empty where the registration stands."""
+    """Why nothing can be confirmed; empty where the registration stands.
+
+    `read_plan` knows the reasons that are in plan.json and analysis.yaml. Before questions are judged, `analysis.load`
+    puts here what the function `why_exploratory` says, which adds those that are in the runs.
+    """
     problems: tuple[str, ...] = ()
     """What could not be read."""
     settings: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
@@ -79,8 +83,8 @@ NO_PLAN = Plan("", {}, [], UNREGISTERED, {}, "", "")
 
 
 def read_plan(folder: Path) -> Plan:
-    """plan.json and analysis.yaml. Where its bytes are not those that the plan recorded, everything is exploratory; the
-    targets and margins of analysis.yaml are used all the same.
+    """plan.json and analysis.yaml. Where the bytes of analysis.yaml are not those that the plan recorded, everything is
+    exploratory; its targets and margins are used all the same.
 
     A file that lacks a required key, or holds a value of another type there, is not used, and `problems` says so.
     """
@@ -101,7 +105,9 @@ def read_plan(folder: Path) -> Plan:
         try:
             content = file.read_bytes()
             sha256 = hashlib.sha256(content).hexdigest()
-            registered = msgspec.convert(read_yaml(content.decode("utf-8"), name="it"), Registration)
+            # the name that its errors begin with, which follow "analysis.yaml cannot be used:"
+            written = read_yaml(content.decode("utf-8"), name="it")
+            registered = msgspec.convert(written, Registration)
             why = _why_not_registered(plan, registered, sha256)
         except (OSError, ValueError) as error:
             why = f"analysis.yaml cannot be used: {error}"
@@ -145,6 +151,7 @@ def _why_not_registered(plan: PlanFile | None, registered: Registration, sha256:
         return f"analysis.yaml registers test seeds {registered_seeds}, plan.json has {planned_seeds}"
     if not registered.targets or registered.target_from == GIVEN:
         return ""
+    # the target is of the pilots, and where there are none, of the tuning runs
     shared = seeds["test"] & (seeds["pilot"] or seeds["tuning"])
     if shared:
         return f"the target is of runs on seeds that test it: {', '.join(map(str, sorted(shared)))}"
@@ -222,7 +229,7 @@ def is_primary(plan: Plan, workers: float, clock: str) -> bool:
 
 
 def why_exploratory(runs: DataFrame, arms: DataFrame, plan: Plan) -> str:
-    """Why nothing of the study can be called confirmed; empty where the registration stands."""
+    """Why nothing of the study can be called confirmed; empty where the registration stands and its runs keep to it."""
     if plan.why_exploratory:
         return plan.why_exploratory
     primary_arms = arms[[is_primary(plan, arm.workers, arm.clock) for arm in arms.itertuples()]]
@@ -240,7 +247,8 @@ def why_exploratory(runs: DataFrame, arms: DataFrame, plan: Plan) -> str:
     if num_run > num_registered:
         counts = f"{num_run} seeds were run and {num_registered} registered"
         return f"{counts}: seeds added after looking are no confirmation"
-    # a run that was begun and lost drops its block; one that was never begun may have been left out on purpose
+    # a run that was begun and lost drops its seed from both arms, whereas one that was never begun may have been left
+    # out on purpose
     begun = tests[~tests["status"].isin(("MISSING", "MISPLACED"))]
     num_begun = begun.groupby("arm")["seed"].nunique().reindex(names).fillna(0).min()
     if num_begun < num_registered:
@@ -254,6 +262,7 @@ def why_exploratory(runs: DataFrame, arms: DataFrame, plan: Plan) -> str:
 def labels(arms: DataFrame) -> dict[str, str]:
     """Every arm in the reader's words: its algorithm, and the columns in which the arms of `groups` differ."""
     differ_in = {name: arms[name].nunique() > 1 for name in ("workers", "clock", "task")}
+    # arms of two algorithms are told apart by these, whatever their batches are
     differ_in["batch_size"] = bool((arms.groupby("algorithm")["batch_size"].nunique() > 1).any())
     differ_in["speeds"] = arms.loc[arms["clock"] == "virtual", "speeds"].nunique() > 1
     label_of = {}

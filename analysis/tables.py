@@ -84,11 +84,7 @@ def _over_one_worker(used: DataFrame, own: DataFrame, plan: Plan) -> Columns:
         allowed_differences = differences_by_design(first["arm"], str(arm), plan)
         gated = compare_arms(own, of_arm, allowed_differences)
         reasons.append(gated.why_not_comparable or gated.why_untimed)
-    why = ""
-    for reason in reasons:
-        if reason:
-            why = reason
-            break
+    why = next(filter(None, reasons), "")
     if why or not reasons:
         return {"speed_up": math.nan, "efficiency": math.nan, "no_speed_up": why}
     rate = own["samples_per_second"].mean()

@@ -1,4 +1,7 @@
-"""The headline: what the first comparisons show, in sentences that a newspaper could print; numbers in small type."""
+"""The headline: what the primary comparisons show, in sentences that a newspaper could print; numbers in small type.
+
+A `row` is a row of `tests` as `itertuples` gives it, and has the fields of `answers.QuestionRow`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 from pandas import DataFrame
 
 from analysis import stats
@@ -22,7 +24,7 @@ ENDPOINT_WORDS = {
     "target_reached": "share of runs at the target",
     "loss_at_equal_samples": "loss at equal samples",
     "loss_at_equal_seconds": "loss at equal seconds",
-    "numbers": "numbers",
+    "numbers": "numbers",  # paired numbers that belong to no study
 }
 """Endpoints in words; any other is a score after fine-tuning."""
 DETAIL_KINDS = ("below", "batches")
@@ -69,18 +71,22 @@ class Extras(NamedTuple):
 def headlines(tests: DataFrame, arms: DataFrame, plan: Plan, extras: Extras) -> list[Headline]:
     """A headline for each comparison of the primary family; without one, for each comparison.
 
+    A comparison with the baseline or with a control arm never gets a headline of its own. One with a control arm is a
+    line among the details of its treatment's headline.
+
     Args:
+        tests: rows with the fields of `answers.QuestionRow`; docs/tables.md explains them.
         arms: as `questions.groups` gives them.
     """
     rows = tests[tests["reference"] != BASELINE]
     controls = set(arms.index[arms["algorithm"] == plan.registered.control])
     without_control = rows[~rows["reference"].isin(controls)]
-    has_primary_arms = []
-    for name in without_control["treatment"]:
-        arm = arms.loc[name]
-        has_primary_arms.append(is_primary(plan, arm["workers"], arm["clock"]) and plan.is_in_family(name))
+    primary_arms = []
+    for arm in arms.itertuples():
+        if is_primary(plan, arm.workers, arm.clock) and plan.is_in_family(arm.Index):
+            primary_arms.append(arm.Index)
     has_primary_endpoint = without_control["endpoint"] == plan.registered.primary.endpoint
-    primary_rows = without_control[has_primary_endpoint & np.array(has_primary_arms, bool)]
+    primary_rows = without_control[has_primary_endpoint & without_control["treatment"].isin(primary_arms)]
     if primary_rows.empty:
         primary_rows = without_control
     primary_rows = primary_rows.drop_duplicates(["treatment", "reference"])
@@ -95,15 +101,16 @@ def _headline(row: Any, rows: DataFrame, arms: DataFrame, controls: set[str], ex
     sentences: list[str] = []
     lines: list[str] = []
     for shown_row in shown:
-        already_named = names[row.treatment] in " ".join(sentences)
-        text = sentence(shown_row, *names.values(), already_named=already_named)
+        text = sentence(shown_row, *names.values(), already_named=bool(sentences))
+        # a secondary finding beside the registered one must not be taken for it
         if row.family != "exploratory" and shown_row.family != "primary" and shown_row.word in DECIDED:
             text = f"{text} ({shown_row.family})"
         sentences.append(text)
         lines += details(shown_row, names[row.reference])
     # a diverged run counts as worse than any loss, and an infinite time: one of them can make the difference
-    diverged_counts = [note.about for note in row.notes if note.kind == "diverged"]
-    sentences += [f"{count} of {names[arm]} diverged" for arm, count in diverged_counts]
+    diverged_runs = [note.about for note in row.notes if note.kind == "diverged"]
+    sentences += [f"{how_many_runs} of {names[arm]} diverged" for arm, how_many_runs in diverged_runs]
+    # a note (`runs.Note`) is a sentence, a str that has a kind
     notes = [note for shown_row in shown for note in shown_row.notes]
     sentences += [note for note in notes if note.kind == "risen"]
     sentences += extras.remarks.get(arms_of_row, ())
@@ -159,12 +166,16 @@ def _second_endpoint(row: Any, of_arms: DataFrame) -> str:
 
 
 def sentence(row: Any, ours: str, theirs: str, *, already_named: bool) -> str:
-    """The sentence on one row. It leaves out the names of the arms if an earlier sentence has them."""
+    """The sentence on one row.
+
+    A sentence on a loss or a score leaves out the names of the arms if an earlier sentence has them. One on times, or
+    on too few seeds, names both in any case.
+    """
     what = endpoint_in_words(row.endpoint)
     whose = f"its {what}" if already_named else f"the {what} of {ours}"
     if row.word == "not comparable":
         return f"{whose} is not comparable with that of {theirs}: {row.reason}"
-    if row.word == "too few seeds":
+    if row.word == "too few seeds":  # the first of its reasons is the number of pairs (`answers.word_of`)
         return f"there are too few seeds for a verdict on {ours} against {theirs}: {row.reason.partition(';')[0]}"
     if row.endpoint == "time_to_target":
         return _time(row, ours, theirs)
@@ -180,12 +191,13 @@ def sentence(row: Any, ours: str, theirs: str, *, already_named: bool) -> str:
         return f"{whose} is equivalent{to} within ±{row.margin:g}{unit}"
     if math.isnan(row.estimate):
         return f"{whose} is {row.word}{than}: {_ranked(row)}"
-    size = digits(row.estimate, row.low, row.high)(abs(row.estimate))
+    size = number_format(row.estimate, row.low, row.high)(abs(row.estimate))
     much = f"{size}{unit} {'higher' if row.estimate > 0 else 'lower'}"
     if row.word in ON_MARGIN:
-        side = "worse" if (row.estimate > 0) == row.lower else "better"
+        is_worse = (row.estimate > 0) == row.lower  # `lower`: lower values are better
+        side = "worse" if is_worse else "better"
         return f"{whose} is {side}{than} by less than the margin of {row.margin:g}{unit}: {much}"
-    return f"{whose} is {row.word}{than}: {much} ({_num_alike(row)} of {row.n} seeds)"
+    return f"{whose} is {row.word}{than}: {much} ({_num_pairs_with_word(row)} of {row.n} seeds)"
 
 
 def _time(row: Any, ours: str, theirs: str) -> str:
@@ -197,6 +209,7 @@ def _time(row: Any, ours: str, theirs: str) -> str:
         advice = f"give every run the same seconds={_round_up(row.longest)}"
         return f"{whether}, as the faster arm's budget ended first: {advice}"
     both = f"{_reached(ours, 'the target', row, 0)} and {_reached(theirs, 'it', row, 1)}"
+    # three digits as `:g` writes them: 1000, which `:.3g` alone would write as 1e+03
     counts = f"within {float(f'{row.budget:.3g}'):g} {unit}, {both}"
     if math.isnan(row.p):
         nothing = f"nothing is shown about the time to the target of {ours} and {theirs}: {row.reason}"
@@ -209,14 +222,13 @@ def _time(row: Any, ours: str, theirs: str) -> str:
         if everybody:
             return f"{whether}{_interval_tail(row, f' {row.unit}')}"
         return f"{whether}. {capital(counts)}"
-    sooner = row.word == "better"
     if everybody and not math.isnan(row.ratio):
-        much = _speedup_words(row, digits(*_ratio_above_one(row), 1.0))
-        return f"{ours} reached the target {much} than {theirs} ({_num_alike(row)} of {row.n} seeds)"
+        much = _speedup_words(row, number_format(*_ratio_above_one(row), 1.0))
+        return f"{ours} reached the target {much} than {theirs} ({_num_pairs_with_word(row)} of {row.n} seeds)"
     only_one_arm_reached_it = {*row.reached} == {0, row.n}
     if only_one_arm_reached_it:  # the counts already say which arm was sooner
         return counts
-    return f"{ours} was {'sooner' if sooner else 'later'} at the target than {theirs}. {capital(counts)}"
+    return f"{ours} was {'sooner' if row.word == 'better' else 'later'} at the target than {theirs}. {capital(counts)}"
 
 
 def _reached(name: str, what: str, row: Any, side: int) -> str:
@@ -248,6 +260,9 @@ def _ratio_above_one(row: Any) -> tuple[float, float, float]:
 def _speedup_words(row: Any, form: Callable[[float], str]) -> str:
     """How many times sooner or later the treatment is: a range where the evaluations leave it open.
 
+    `ratio_ends` are the ratios of the times where the treatment is as late, and where it is as early, as the
+    evaluations allow; above 1 it is sooner.
+
     >>> from types import SimpleNamespace as Row
     >>> form = "{:.1f}".format
     >>> [_speedup_words(Row(ratio=2.0, ratio_ends=ends), form) for ends in ((1.5, 2.5), (0.5, 2.5), (1.5, math.inf))]
@@ -273,7 +288,8 @@ def _speedup_words(row: Any, form: Callable[[float], str]) -> str:
         return f"more than {form(least)}{TIMES} {side}"
     if least < 1:
         return f"{form(1 / least)}{TIMES} {other} to {form(most)}{TIMES} {side}"
-    return f"{' to '.join(dict.fromkeys((form(least), form(most))))}{TIMES} {side}"
+    numbers_once = dict.fromkeys((form(least), form(most)))  # one number where both are written alike
+    return f"{' to '.join(numbers_once)}{TIMES} {side}"
 
 
 def _interval_tail(row: Any, unit: str) -> str:
@@ -281,17 +297,20 @@ def _interval_tail(row: Any, unit: str) -> str:
     hopeless = ", and so few seeds cannot show it" if why_hopeless(row) else ""
     if math.isnan(row.estimate) or math.isnan(row.low):
         return hopeless
-    form = digits(row.estimate, row.low, row.high)
+    form = number_format(row.estimate, row.low, row.high)
     middle, low, high = (form(value, sign=True) for value in (row.estimate, row.low, row.high))
     return f"{hopeless} ({middle}{unit}, {_ci_label(row)} {low} to {high})"
 
 
 def _ranked(row: Any) -> str:
-    """In how many pairs the loss or the score is higher or lower, and in how many of them a run had diverged."""
+    """In how many pairs the loss or the score is higher or lower, and in how many of them a run had diverged.
+
+    In the text "the run" is that of the treatment, whose loss the sentence is about, and "the other run" that of the
+    reference. `row.diverged` has the pairs in which the treatment's run alone diverged, and those in which the
+    reference's alone did.
+    """
     num_worse = row.n - row.wins - row.ties
-    is_worse = num_worse >= row.wins
-    if row.word in ("better", "worse"):
-        is_worse = row.word == "worse"
+    is_worse = row.word == "worse" or (row.word != "better" and num_worse >= row.wins)
     number = row.wins
     num_diverged = row.diverged[1]
     whose = "the other run"
@@ -310,7 +329,7 @@ def _ranked(row: Any) -> str:
 
 
 def details(row: Any, reference: str) -> list[str]:
-    """The numbers behind a sentence, and how far they reach."""
+    """The numbers behind a sentence, what limits them, and the share of all seeds that may go the other way."""
     if math.isnan(row.p):
         return []
     lines = [numbers(row, reference)]
@@ -322,13 +341,13 @@ def details(row: Any, reference: str) -> list[str]:
         lines += [note for note in row.notes if note.kind == "budget"]
     if row.refused:
         lines.append(row.refused)
-    level = 1 - row.alpha
+    level = 1 - row.alpha  # of the share of seeds: it describes this comparison and is no test of the family
     if row.word in ON_MARGIN:
         lines += filter(None, [margin_in_words(row, reference)])
         lines += [f"{what}: {_seeds_against(int(row.outside), row.n, 'outside the margin', level)}", T_TEST_ASSUMPTION]
     elif row.word in ("better", "worse"):
         other = "worse" if row.word == "better" else "better"
-        num_against = row.n - _num_alike(row) - row.ties
+        num_against = row.n - _num_pairs_with_word(row) - row.ties
         if row.p_ends and row.ties:  # where values lie between evaluations a tie may be a pair on the other side
             other = f"{other}, or may have been"
             num_against += row.ties
@@ -339,7 +358,7 @@ def details(row: Any, reference: str) -> list[str]:
 
 
 def _seeds_against(count: int, n: int, what: str, level: float) -> str:
-    """How many of n seeds were, for example, worse, and how many of all seeds may be."""
+    """How many of n seeds were, for example, worse, and an upper confidence bound on that share of all seeds."""
     most = f"with {100 * level:g} % confidence at most {100 * stats.most_of(count, n, level):.0f} % of seeds are"
     return f"{count} of {n} seeds {'was' if count == 1 else 'were'} {what}, and {most}"
 
@@ -366,7 +385,7 @@ def numbers(row: Any, reference: str) -> str:
         if math.isnan(low):
             interval = f"no {_ci_label(row)}"
         return f"{what}: {_speedup_words(row, '{:.2f}'.format)} than {reference} ({interval}, {won})"
-    form = digits(row.estimate, row.low, row.high)
+    form = number_format(row.estimate, row.low, row.high)
     ends = (row.low, row.high)
     label = _ci_label(row)
     if row.word in ON_MARGIN:
@@ -388,36 +407,41 @@ def p_text(row: Any) -> str:
 
 
 def _ci_label(row: Any, alphas_outside: int = 1) -> str:
-    """The level of a row's interval. That of two one-sided tests at alpha leaves out alpha on each side: 2 alphas."""
+    """The level of a row's interval, corrected by Bonferroni's method: 1 - alpha / m in a family of m comparisons.
+
+    The interval of the equivalence test, which is two one-sided tests, leaves out alpha / m on each side: 2 alphas.
+    """
     return f"{100 * (1 - alphas_outside * row.alpha / row.family_size):.3g} % CI"
 
 
-def _num_alike(row: Any) -> int:
-    """The pairs that are better where the row is better, or worse where it is worse."""
+def _num_pairs_with_word(row: Any) -> int:
+    """The pairs that are better where the row's word is better; with any other word, those that are worse."""
     return int(row.wins if row.word == "better" else row.n - row.wins - row.ties)
 
 
-def digits(estimate: float, low: float, high: float, null: float = 0.0) -> Callable[..., str]:
-    """How to write a number with one digit more than its interval supports.
+def number_format(estimate: float, low: float, high: float, null: float = 0.0) -> Callable[..., str]:
+    """A function that writes a number with one digit more than its interval supports, but at most three digits.
 
     Where the interval excludes `null` there are so many digits that no end is rounded to it.
 
-    >>> digits(2.36, 1.8, 3.1)(2.36), digits(0.053, 0.002, 0.104)(0.053), digits(-0.8, -0.82, -0.77)(0.8)
-    ('2.4', '0.053', '0.800')
+    >>> number_format(2.36, 1.8, 3.1)(2.36), number_format(0.053, 0.002, 0.104)(0.053)
+    ('2.4', '0.053')
+    >>> number_format(-0.8, -0.82, -0.77)(0.8)
+    '0.800'
     """
     width = high - low
     size = max(abs(end) for end in (low, estimate, high))
     if not 0 < width < math.inf or not size < math.inf:
-        return lambda value, sign=False: f"{value:{'+' * sign}.3g}"
+        return lambda value, sign=False: f"{value:{'+' if sign else ''}.3g}"
     places = max(0, min(1 - math.floor(math.log10(width)), 2 - math.floor(math.log10(size))))
     if not low <= null <= high:
         while places < 12 and any(round(value, places) == null for value in (low, estimate, high)):
             places += 1
-    return lambda value, sign=False: f"{value:{'+' * sign}.{places}f}"
+    return lambda value, sign=False: f"{value:{'+' if sign else ''}.{places}f}"
 
 
 def _round_up(seconds: float) -> str:
-    """Seconds, rounded up to two digits; N where they are not known.
+    """Seconds, rounded up to two digits, of which the second is 0 or 5 from 40 on; N where they are not known.
 
     >>> _round_up(441.3), _round_up(0.537)
     ('450', '0.55')
@@ -426,7 +450,7 @@ def _round_up(seconds: float) -> str:
         return "N"
     unit = 10.0 ** (math.floor(math.log10(seconds)) - 1)
     step = 5 * unit if seconds / unit > 40 else unit
-    return f"{math.ceil(seconds / step - 1e-9) * step:g}"
+    return f"{math.ceil(seconds / step - 1e-9) * step:g}"  # 1e-9: seconds that are a multiple already stay so
 
 
 def capital(text: str) -> str:
