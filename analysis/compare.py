@@ -1,8 +1,9 @@
 """``python -m analysis compare RUNS_DIR [RUNS_DIR ...]``: a table by mode, rule and workers, and pictures of loss.
 
-Runs share a row where they are alike but for their seed. Every number of a row is a mean over its DONE runs that did
-not diverge; the ± of the loss is the standard deviation over runs (n - 1). Losses of different tasks, data, masks or
-numbers of evaluated terms stand in different tables.
+``asyncsgd compare`` is the same command.
+Runs share a row where they are alike but for their seed. A number of a row is a mean over its DONE runs that did not
+diverge; delay_max (in CSV delay_max_mean) is the largest of all of them. The ± of the loss is the standard deviation
+over runs (n - 1). Losses of different tasks, data, masks or numbers of evaluated terms stand in different tables.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.commands import run_command
 from asyncsgd.errors import UsageError
 
-if TYPE_CHECKING:  # pandas and matplotlib take seconds to import, which --help and a typing error should not
+if TYPE_CHECKING:  # pandas and matplotlib take seconds to import, which --help and a mistyped option should not
     from pandas import DataFrame
 
 EXAMPLE = """\
@@ -98,10 +99,10 @@ def table_rows(runs: DataFrame) -> DataFrame:
         texts = ["-" if value is None else str(value) for value in values]
         by.append(Series(texts, index=runs.index, name=key))
     rows = table.groupby(by, dropna=False)
-    values = table[[*DIGITS]].where(table["done"]).groupby(by, dropna=False)
-    means = values.agg(["mean", "std", "count"]).rename(columns={"std": "sd", "count": "n"})
+    of_done = table[[*DIGITS]].where(table["done"]).groupby(by, dropna=False)
+    means = of_done.agg(["mean", "std", "count"]).rename(columns={"std": "sd", "count": "n"})
     means.columns = ["_".join(name) for name in means]
-    means["delay_max_mean"] = values["delay_max"].max()  # of the largest delays no mean is shown
+    means["delay_max_mean"] = of_done["delay_max"].max()  # no mean: the largest delay of all runs, under this name
     counts = rows.agg(runs=("run", "size"), done=("done", "sum"), diverged=("diverged", "sum"), names=("run", list))
     return counts.join(means).reset_index()
 
@@ -114,7 +115,8 @@ def _settings_with_columns(runs: DataFrame) -> list[str]:
     from analysis.places import NEVER_NAMED
     from asyncsgd.studies.arms import differing
 
-    found = SHOWN_WHERE_ROWS_DIFFER.intersection(differing(runs["settings"], frozenset()))
+    # by default `differing` passes over some settings
+    found = SHOWN_WHERE_ROWS_DIFFER.intersection(differing(runs["settings"], ignored=frozenset()))
     for _, alike in runs.groupby(CONDITION, dropna=False):
         found |= {*differing(alike["settings"], {*NEVER_NAMED, *OF_THE_EVALUATION})}
     return sorted(found)
@@ -249,7 +251,7 @@ def save_figures(runs: DataFrame, curves: DataFrame, folder: Path) -> list[Path]
 
     folder.mkdir(parents=True, exist_ok=True)
     known = pretrainings(runs)
-    known = known.assign(stage="test", arm=_arms(known))
+    known = known.assign(stage="test", arm=_arms(known))  # `groups` takes test runs that have an arm
     arms = groups(known, NO_PLAN)
     styles = plots.arm_styles(arms.assign(group=""))  # arms of all groups share a picture
     arm_labels = labels(arms)
@@ -271,9 +273,7 @@ def save_figures(runs: DataFrame, curves: DataFrame, folder: Path) -> list[Path]
 def _pictures(runs: DataFrame) -> Iterator[tuple[str, str, DataFrame]]:
     """Name, x axis and runs of the pictures of one table."""
     for clock, own in runs.groupby("clock"):
-        name = "loss_vs_seconds"
-        if clock == "virtual":
-            name = "loss_vs_virtual_seconds"
+        name = "loss_vs_virtual_seconds" if clock == "virtual" else "loss_vs_seconds"
         yield name, "seconds", own
     if len(runs):
         yield "loss_vs_samples", "samples", runs
