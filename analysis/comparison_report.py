@@ -75,6 +75,6 @@ def as_json(found: Comparisons, ways_table: DataFrame) -> str:
         ways_table = pd.concat([ways_table.drop(columns="metrics"), metrics], axis=1)
     content = {"name": found.name, "num_seeds": found.num_seeds}
     for name, frame in {"arms": found.arms, "grid": found.grid, "ways": ways_table}.items():
-        content[name] = json.loads(tables.numbers(frame).to_json(orient="records"))
+        content[name] = json.loads(tables.with_plain_numbers(frame).to_json(orient="records"))
     content["left_out"] = found.left_out
     return json.dumps(content, indent=1)

@@ -119,33 +119,36 @@ def compare_runs(ours: RunRow, theirs: RunRow, allowed: set[str], *, fine_tuned:
         if column == "train_data" and _differ_in_the_task(both, allowed):
             found.mentions[words] = (here, there)
         else:
-            found.refusals[column] = _both(words, both, (here, there))
+            found.refusals[column] = _values_of_both(words, both, (here, there))
     _compare_settings(both, allowed, found)
     _compare_machines(both, allowed, found)
     if ours.clock == theirs.clock == "virtual":
         found.timing_refusals.clear()
     if not (fine_tuned or found.refusals) and not _evaluated_alike(ours, theirs):
         values = [f"{run.first_loss:.6g}" for run in both]
-        found.refusals["first_loss"] = f"evaluated unlike: {_both('the loss at update 0', both, values)}"
+        found.refusals["first_loss"] = f"evaluated unlike: {_values_of_both('the loss at update 0', both, values)}"
     return found
 
 
 def _compare_settings(both: RunPair, allowed: set[str], found: RunsCompared) -> None:
     """Add to `found` the settings of two runs that differ, or are not known."""
+    # no setting: it says whether a layer of the model does, and `_only_rounds` reads it
     settings = {*both[0].asked, *both[1].asked} - {"normalises_over_batch"}
     for key in sorted(settings, key=_budgets_first):
         texts = meanings_in_runs(key, both)
         is_known = NOT_KNOWN not in texts
         if (is_known and texts[0] == texts[1]) or _follows(key, both, allowed):
             continue
-        shown = _values(key, both, texts)
+        shown = _shown_values(key, both, texts)
+        # refused: both are known, may not differ, and change more than rounding. Otherwise the difference is mentioned,
+        # and seconds are not compared where it may not be and changes them.
         if is_known and key not in allowed and not _only_rounds(key, both):
-            found.refusals[key] = _both(key, both, shown)
+            found.refusals[key] = _values_of_both(key, both, shown)
             continue
         if key not in MAY_ALWAYS_DIFFER:
             found.mentions[key] = (shown[0], shown[1])
         if key in CHANGES_SECONDS and key not in allowed:
-            found.timing_refusals[key] = _both(key, both, shown)
+            found.timing_refusals[key] = _values_of_both(key, both, shown)
 
 
 def _compare_machines(both: RunPair, allowed: set[str], found: RunsCompared) -> None:
@@ -159,11 +162,11 @@ def _compare_machines(both: RunPair, allowed: set[str], found: RunsCompared) -> 
             continue
         follows = column == "threads" and ours.workers != theirs.workers  # the workers of a run share the cores
         if column in CHANGES_SECONDS and column not in allowed and not follows:
-            found.timing_refusals[column] = _both(words, both, (here, there))
+            found.timing_refusals[column] = _values_of_both(words, both, (here, there))
         if here != there:
             found.mentions[column] = (here, there)
     if ours.clock != theirs.clock:
-        found.timing_refusals["clock"] = _both("clock", both, (ours.clock, theirs.clock))
+        found.timing_refusals["clock"] = _values_of_both("clock", both, (ours.clock, theirs.clock))
     for run in both:
         if run.other_load > MAX_OTHER_LOAD:
             used = f"{100 * run.other_load:.0f} % of the machine"
@@ -183,7 +186,10 @@ class ArmsCompared(NamedTuple):
 
     @property
     def why_untimed(self) -> str:
-        """Why measured seconds of some pairs are not compared; empty where they are."""
+        """Why measured seconds of some pairs are not compared, each reason once; empty where all are.
+
+        `Pairs.why_untimed` has the reason of each seed.
+        """
         return each_once(pair.timing_refusals for pair in self.pairs.values())
 
     @property
@@ -216,10 +222,10 @@ def _by_seed(runs: DataFrame) -> DataFrame:
 
 
 def each_once(reasons_of_pairs: Iterable[Mapping[str, str]]) -> str:
-    """One reason for each key, that of the first pair that has it; those that only later pairs have come first."""
+    """One reason for each key, that of the first pair that has it."""
     first: dict[str, str] = {}
     for reasons in reasons_of_pairs:
-        first = {**reasons, **first}
+        first = {**reasons, **first}  # the later pair's keys come first, and what an earlier one says of them stays
     return "; ".join(first.values())
 
 
@@ -253,6 +259,7 @@ def _follows(key: str, both: RunPair, allowed: set[str]) -> bool:
     That is so for a setting that has a meaning for some modes or optimizers alone, where one of the runs has another
     mode or optimizer. It is also so where both runs have the default that follows from their optimizer or budget.
     """
+    # the setting that gives `key` a meaning, and the values with which it has one
     other, values = MEANINGFUL_FOR.get(key, ("", ()))
     if key == "micro_batches":  # a pipeline always has micro-batches, in another mode they are a choice
         other = "mode"
@@ -267,7 +274,7 @@ def _follows(key: str, both: RunPair, allowed: set[str]) -> bool:
 
 def _differ_in_the_task(both: RunPair, allowed: set[str]) -> bool:
     """Whether two runs differ in a field of the task in which they may, such as one of augmentation."""
-    of_the_task = allowed - {"batch_size"}
+    of_the_task = allowed - {"batch_size"}  # a field of tasks that changes no training data
     for flag_group in (Job, Budget, Steps, Machine):
         of_the_task -= {*specs_of(flag_group)}
     return any(len(set(meanings_in_runs(key, both))) > 1 for key in of_the_task)
@@ -318,7 +325,7 @@ def _is_known(value: Any) -> bool:
     return not (value is None or pd.isna(value) or value == "")
 
 
-def _values(key: str, both: RunPair, texts: Sequence[str]) -> list[str]:
+def _shown_values(key: str, both: RunPair, texts: Sequence[str]) -> list[str]:
     """The value of a setting in each of two runs, as it is shown."""
     shown = []
     for run, text in zip(both, texts, strict=True):
@@ -327,7 +334,8 @@ def _values(key: str, both: RunPair, texts: Sequence[str]) -> list[str]:
     return shown
 
 
-def _both(words: str, both: RunPair, shown: Sequence[str]) -> str:
+def _values_of_both(words: str, both: RunPair, shown: Sequence[str]) -> str:
+    """The values that two runs have of something, which `words` name: part of a sentence."""
     return f"{words} of {both[0].arm}: {shown[0]}; of {both[1].arm}: {shown[1]}"
 
 

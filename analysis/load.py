@@ -105,7 +105,7 @@ class Study:
         """One of `TABLES` as a DataFrame with plain numbers; an interval is three columns."""
         if name not in TABLES:
             raise UsageError(f"there is no table {name!r}{nearest(name, TABLES)}; there are: {', '.join(TABLES)}")
-        return tables.numbers(TABLES[name][1](self))
+        return tables.with_plain_numbers(TABLES[name][1](self))
 
     def made_tables(self) -> dict[str, tuple[str, DataFrame]]:
         """Name -> title and frame of all `TABLES`."""

@@ -65,7 +65,7 @@ def _as_ends(numbers: Numbers) -> Array:
 
 
 class Measure:
-    """Reads the values of every endpoint off the curves."""
+    """Reads the values of every endpoint off the curves, at positions `x` in "samples" or in "seconds"."""
 
     def __init__(self, curves: DataFrame) -> None:
         self._frames = dict(iter(curves.groupby("run")))
@@ -101,7 +101,11 @@ class Measure:
         return [brackets.get(run.run, NEVER) for run in runs]
 
     def compared_curves(self, runs: Sequence[Any], x: str) -> dict[str, Curve]:
-        """The curves of runs; that of one that stopped at its target_loss is cut at the last evaluation all share."""
+        """The curves of runs.
+
+        A run that stopped at its target_loss ends at an evaluation that was lucky. Its curve is cut at the last
+        evaluation that it shares with the others.
+        """
         curves = {run.run: self.curve(run.run, x) for run in runs}
         for run in filter(self.stopped, runs):
             for other in curves.keys() - {run.run}:
@@ -131,7 +135,7 @@ class Measure:
             worst = np.full(len(run_pairs), math.inf)
             why_no_test = "every run of both arms diverged" if run_pairs else ""
             return values_of(worst, worst, seeds, why_no_test=why_no_test)
-        why_no_test = self._why_too_few_samples(alive)
+        why_no_test = self._why_ended_early(alive)
         if why_no_test:
             return values_of(EMPTY, EMPTY, [], why_no_test=why_no_test)
         curves: dict[str, Curve] = {}
@@ -142,11 +146,13 @@ class Measure:
         positions = []
         losses = {}
         for group in groups:
+            # a run ends only between two updates, so runs that end together may be an update apart
             tolerance = max(self._size_of_update(run, x) for run in group)
             position = _common_position([curves[run.run] for run in group], tolerance)
             positions.append(position)
             for run in group:
                 losses[run.run] = losses_around(curves[run.run], position, tolerance)
+        # pairs x arms x (lowest, highest)
         values = np.array([[losses.get(run.run, NEVER) for run in pair] for pair in run_pairs])
         ends = [float(positions_of_run[-1]) for positions_of_run, _ in curves.values()]
         notes = _notes_on_position(x, positions, min(ends), max(ends), pairs.clock)
@@ -155,18 +161,15 @@ class Measure:
         references = [run for _, run in run_pairs if run.run in curves]
         gained = self._gained(references, values[:, 1].mean(axis=1))
         limits: Columns = {"notes": tuple(notes), "gained": gained}
+        # unequal ends: the loss lies between two evaluations; two nan: it does not fall between them
         with_gap = [run for run in alive if losses[run.run][0] != losses[run.run][1]]
         if with_gap:
             gap = self._widest_gap(with_gap, x, pairs.clock)
             limits["between"] = gap
-            num_rising = sum(
-                math.isnan(losses[run.run][0]) for run in with_gap
-            )  # nan: the loss rises between the two evaluations
+            num_rising = sum(math.isnan(losses[run.run][0]) for run in with_gap)
             if num_rising:
-                rising = (
-                    f"the loss of {num_rising} of {len(losses)} runs does not fall between the evaluations around it"
-                )
-                limits["why_no_test"] = f"{rising}, {gap}"
+                losses_of = f"the loss of {num_rising} of {len(losses)} runs"
+                limits["why_no_test"] = f"{losses_of} does not fall between the evaluations around it, {gap}"
         return values_of(values[:, 0], values[:, 1], seeds, **limits)
 
     def _gained(self, references: Sequence[Any], losses: Array) -> float:
@@ -180,9 +183,7 @@ class Measure:
     def _size_of_update(self, run: Any, x: str) -> float:
         """The mean samples or seconds of an update of a run; 0 where that is not known."""
         size = self.end(run.run, x) / (run.updates or math.nan)
-        if math.isfinite(size):
-            return size
-        return 0.0
+        return size if math.isfinite(size) else 0.0
 
     def _widest_gap(self, runs: Sequence[Any], x: str, clock: str) -> str:
         """The widest gap between two evaluations of these runs, in words, and the setting that makes it narrower."""
@@ -191,7 +192,8 @@ class Measure:
             positions = self.curve(run.run, x)[0]
             return float(np.diff(positions).max(initial=0.0)), len(positions)
 
-        # of runs with equal gaps the one with the most evaluations, which has the larger number to type
+        # of runs with equal gaps the one with the most evaluations, which has the larger number to type: ten times it,
+        # so that the gap becomes a tenth
         run = max(runs, key=gap_and_count)
         gap, count = gap_and_count(run)
         every = str(run.settings.get("evaluate_every") or "")
@@ -201,10 +203,11 @@ class Measure:
         unit = "samples" if x == "samples" else unit_of_seconds(clock)
         return f"evaluated every {gap:.3g} {unit} (type {setting} for a narrower answer)"
 
-    def _why_too_few_samples(self, alive: Sequence[Any]) -> str:
-        """Why losses at equal samples are refused: a run ended before the samples that were planned for its arm.
+    def _why_ended_early(self, alive: Sequence[Any]) -> str:
+        """Why losses are refused: a run ended before the samples that were planned for its arm.
 
-        All runs are compared at the samples that every run reached, so one short run would move all comparisons.
+        At equal samples all runs are compared at the samples that every run reached, so one short run would move all
+        comparisons. At equal seconds it would move its own pair to an earlier part of training than the others.
         """
         planned: dict[str, float] = {}
         for run in alive:
@@ -216,7 +219,7 @@ class Measure:
         return ""
 
     def times(self, pairs: Pairs, target: float) -> Columns:
-        """Seconds to the target, capped at the budget: the second up to which every run was watched."""
+        """Seconds to the target, capped at the budget, which is of one of three kinds (`_budget`)."""
         run_pairs = _timed_pairs(pairs)
         if not run_pairs:
             return values_of(EMPTY, EMPTY, [], brackets=EMPTY.reshape(0, 2, 2))
@@ -282,10 +285,11 @@ class Measure:
                 yield Note(f"{count} of {len(runs)} runs of {runs[0].arm} {are}", "risen")
 
     def _budget(self, runs: Sequence[Any], times: Array, ends: Mapping[str, float]) -> tuple[float, str]:
-        """The second up to which every run was watched, and which it is.
+        """The second at which times are capped, and its kind.
 
         `EVERY_RUN_HAD` is what all runs were given. Where they were not given the same, `CUT_SHORT` is where the first
-        run that missed the target ended, and `LONGEST_RUN` is where the last run ended, if none missed it.
+        run that missed the target ended. `LONGEST_RUN` is where the last run ended, if none missed it but those that
+        diverged: no time is capped then but theirs.
         """
         given = {run.settings.get("seconds") for run in runs}
         missed = []
@@ -295,7 +299,7 @@ class Measure:
         budget = given.pop() if len(given) == 1 else None
         if budget and all(end >= budget for end in missed):
             return float(budget), EVERY_RUN_HAD
-        if missed and max(missed) > 0:
+        if missed and max(missed) > 0:  # 0: no run was watched beyond its start
             return min(missed), CUT_SHORT
         return max(ends.values()), LONGEST_RUN
 
@@ -309,15 +313,11 @@ def _common_position(curves: Sequence[Curve], tolerance: float) -> float:
     """Where the losses of curves are read: at the last evaluation that all share, else where the first curve ends."""
     end = min(float(x[-1]) for x, _ in curves)
     position = shared_position(curves, end, tolerance)
-    if position is None:
-        return end
-    return position
+    return end if position is None else position
 
 
 def unit_of_seconds(clock: str) -> str:
-    if clock == "measured":
-        return "s"
-    return "virtual s"
+    return "s" if clock == "measured" else "virtual s"
 
 
 def _when_nobody_reached_it(pairs: Pairs, times: Array, budget: str, kind: str) -> str:
@@ -341,6 +341,7 @@ def _notes_on_position(
     if x == "samples":
         why = "where the first run ended" if least >= earliest_end else "the last evaluation that all runs share"
         return [Note(f"compared at {least:g} samples, {why}; the last ended at {latest_end:g}")]
+    # one number where both are written alike
     span = " to ".join(dict.fromkeys((f"{least:.4g}", f"{max(positions):.4g}")))
     why = "where the shorter run of each pair ended or both have an evaluation"
     return [Note(f"compared at {span} {unit_of_seconds(clock)}, {why}; the longest is {latest_end:.4g}")]

@@ -151,7 +151,7 @@ def table(
     frame: DataFrame, title: str = "", notes: Sequence[str] = (), links: Mapping[str, str] | None = None
 ) -> Table:
     """A DataFrame for the template."""
-    shown = tables.text(frame)
+    shown = tables.with_shown_cells(frame)
     numeric = set()
     for number, name in enumerate(frame):
         if frame[name].map(_is_number).all():

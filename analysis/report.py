@@ -92,7 +92,7 @@ def tables_of(study: Study, form: str, name: str | None) -> str:
         if name is None:
             others = ", ".join(other for other in made if other != key)
             print(f"csv holds one table, this is {key}; --table NAME gives another: {others}", file=sys.stderr)
-        return tables.numbers(made[key][1]).to_csv(index=False)
+        return tables.with_plain_numbers(made[key][1]).to_csv(index=False)
     chosen = made if name is None else {name: made[name]}
     if form == "md":
         said = [] if name is not None else [_as_markdown(study)]

@@ -28,7 +28,7 @@ from asyncsgd.records.events import (
     read_header,
     read_json,
 )
-from asyncsgd.settings.groups import FIRST
+from asyncsgd.settings.groups import FIRST as FIRST_SAMPLE_ORDER
 from asyncsgd.settings.yaml_reader import EXPERIMENT, FORMAT, TASK, check_format, read_yaml
 
 SUMMARY_KEYS = {
@@ -59,6 +59,8 @@ SUMMARY_KEYS = {
 """Column of `runs` -> the key of summary.json that holds it."""
 CURVES = ["run", "updates", "samples", "seconds", "loss"]
 """The columns of `curves`, which has a column ``metric.NAME`` besides for every metric of the task."""
+PARTS_OF_TIME = {"computing": "compute", "waiting": "wait", "communicating": "communicate"}
+"""Column of `runs` -> the part of `seconds` in summary.json that it is a share of."""
 UNFINISHED = "UNFINISHED"
 Summary: TypeAlias = dict[str, Any]
 """What summary.json holds."""
@@ -84,7 +86,7 @@ DETAILS = ("metrics", "labels", "hatecheck", "undefined_scores", "parent", "eval
 
 
 def _fill(row: Columns, path: Path, curve: DataFrame) -> DataFrame:
-    """Fill the row of a run from its files, and return its curve.
+    """Fill the row of a run from its files, and return its curve, or the empty one in `curve` where it has no events.
 
     What was read before a damage stays in the row.
 
@@ -98,7 +100,7 @@ def _fill(row: Columns, path: Path, curve: DataFrame) -> DataFrame:
     missing_records = lost_records(path / EVENTS, summary)
     if missing_records:
         raise ValueError(missing_records)
-    better: dict[str, str] = {}
+    better: dict[str, str] = {}  # metric -> higher or lower; the first is the primary one
     has_events = (path / EVENTS).is_file()
     if has_events:
         header = read_header(path / EVENTS)
@@ -174,7 +176,7 @@ def _events(path: Path) -> tuple[DataFrame, Columns]:
         elif kind == "leave" and record.get("reason") not in (None, "", STOPPED):
             lost_workers += 1
             faults.append(f"worker {record.get('worker')} left: {record['reason']}")
-    notes = "".join(faults)
+    notes = faults[0] if faults else ""
     if len(faults) > 1:
         notes = f"{len(faults)} faults, the last: {faults[-1]}"
     details: dict[str, Any] = {}
@@ -270,12 +272,12 @@ def _columns_from_summary(summary: Summary, better: Mapping[str, str]) -> Column
         row["parent"] = ""
         if isinstance(parent, dict):
             row["parent"] = str(parent.get("run") or "")
-        row["model"] = summary.get("model")
-    row["sample_order"] = summary.get("sample_order", FIRST)
+        row["model"] = summary.get("model")  # its settings may name the folder of a run in its place
+    row["sample_order"] = summary.get("sample_order", FIRST_SAMPLE_ORDER)
     metrics = summary.get("metrics") or {}
     primary_metric = next(iter([*better, *metrics]), None)  # a task names its primary metric first
     row["metric"] = metrics.get(primary_metric)
-    num_samples = summary.get("num_samples_applied")
+    num_samples = summary.get("num_samples_applied")  # without those of gradients that were dropped
     num_updates = summary.get("num_updates")
     if num_samples and num_updates:
         row["samples_per_update"] = num_samples / num_updates
@@ -297,13 +299,9 @@ def _shares_of_time(summary: Summary) -> dict[str, float]:
     """The shares of the workers' time in which they computed, waited and communicated."""
     seconds = summary.get("seconds") or {}
     workers_time = (summary.get("train_seconds") or 0.0) * (summary.get("num_workers") or 1)
-    parts = sum(seconds.get(part, 0.0) for part in ("compute", "wait", "communicate"))
+    parts = sum(seconds.get(part, 0.0) for part in PARTS_OF_TIME.values())
     total = max(workers_time, parts) or math.nan  # parts that overlap may add up to more
-    return {
-        "computing": seconds.get("compute", math.nan) / total,
-        "waiting": seconds.get("wait", math.nan) / total,
-        "communicating": seconds.get("communicate", math.nan) / total,
-    }
+    return {column: seconds.get(part, math.nan) / total for column, part in PARTS_OF_TIME.items()}
 
 
 def _memory(summary: Summary) -> dict[str, float]:
@@ -331,7 +329,7 @@ def _other_load(summary: Summary) -> float:
 
 
 def _columns_from_settings(path: Path) -> Columns:
-    """The columns that settings.yaml gives. A killed run has no others."""
+    """The columns that settings.yaml gives. The same columns of summary.json, where it is there, replace them."""
     written: dict[str, Any] = {}
     if path.is_file():
         written = read_yaml(path.read_text(encoding="utf-8"), path.name) or {}

@@ -15,69 +15,80 @@ Columns: TypeAlias = dict[str, Any]
 class RunRow(NamedTuple):
     """A row of `runs`; docs/tables.md says what each column is. A number that is not known is nan, a text empty."""
 
+    # its place in the study
     run: str
     stage: str
     arm: str
-    algorithm: str
-    seed: float
-    replicate: float
-    trial: float
-    parent: str
+    algorithm: str  # its rule, where that is one of its own, else its mode
+    seed: float  # of a fine-tuning, that of its pretraining
+    replicate: float  # 0 takes part in tests
+    trial: float  # of tuning
+    parent: str  # the run that a fine-tuning started from
     finetune_seed: float
+    # its end
     status: str
     diverged: bool
-    usable: bool
-    left_out: str
+    usable: bool  # whether it has a result
+    left_out: str  # why it is counted nowhere
     notes: str
-    task: str
+    # what was learned and evaluated
+    task: str  # finetuning, of a fine-tuning
     task_class: str
     model: str
-    data: str
-    train_data: str
-    candidates: str
-    evaluation: str
-    sample_order: float
-    terms: float
-    start: str
-    initial_model: str
+    data: str  # hash
+    train_data: str  # hash
+    candidates: str  # hash of the candidates for masking
+    evaluation: str  # masks of the evaluation
+    sample_order: float  # number of the order of samples
+    terms: float  # weight of the evaluation: its masked tokens, tokens or examples
+    # what it began from
+    start: str  # hash of the parameters
+    initial_model: str  # the same hash, of a task with a new head with this head
     from_scratch: bool | None
-    first_loss: float
+    first_loss: float  # at update 0
+    # how it was trained
     mode: str
     rule: str
     workers: float
-    batch_size: float
-    accumulate: float
-    clock: str
+    batch_size: float  # samples of a batch of one worker
+    accumulate: float  # batches of a gradient
+    clock: str  # measured or virtual
     speeds: str
     learning_rate: float
-    loss: float
-    metric: float
-    seconds: float
-    samples: float
+    # its result
+    loss: float  # the last one
+    metric: float  # the last one of the task's primary metric
+    seconds: float  # of the training clock
+    samples: float  # that arrived
     updates: float
-    samples_per_update: float
+    samples_per_update: float  # applied samples, without those of gradients that were dropped
     samples_per_second: float
+    # delays of the applied gradients, in updates
     delay_mean: float
     delay_p95: float
     delay_max: float
+    # shares of the workers' seconds
     computing: float
     waiting: float
     communicating: float
+    # what it cost
     memory_gib: float
     gpu_gib: float
     tokens_per_second: float
-    mfu: float
-    altered: float
-    oversubscribed: bool | None
-    other_load: float
-    resumes: float
+    mfu: float  # share of the peak FLOPs
+    altered: float  # gradients that the rule held, dropped, changed, scaled or averaged
+    # the machine and the code
+    oversubscribed: bool | None  # more threads than cores; None: not known
+    other_load: float  # share of the cores that other programs used
+    resumes: float  # how often it went on from a checkpoint
     machine: str
     device: str
     num_devices: float
-    threads: float
+    threads: float  # of a worker
     torch: str
     commit: str
-    parameters_sha256: str
+    parameters_sha256: str  # at its end
+    # what it was told, and what does not fit into a column
     asked: dict[str, Any]
     settings: dict[str, Any]
     details: dict[str, Any]
@@ -109,6 +120,7 @@ class Note(str):
 
 
 FROM_SCRATCH = Note("from scratch: not STILT")
+"""STILT: a model that knows the language is trained on an intermediate task, before it is fine-tuned on labels."""
 
 
 def named(kind: Any) -> list[str]:

@@ -18,9 +18,9 @@ from analysis.stats import Interval, t_interval
 from analysis.trust import at_edge
 
 MISSING = "-"
-PAPER = ["arm", "time (s)", "times sooner", "loss", "verdict"]
+PAPER_COLUMNS = ["arm", "time (s)", "times sooner", "loss", "verdict"]
 """Columns of the table for a paper; names and words may take two lines."""
-PAPER_COLUMNS = r"@{}p{0.25\columnwidth}rrrp{0.19\columnwidth}@{}"
+PAPER_LATEX_FORMAT = r"@{}p{0.25\columnwidth}rrrp{0.19\columnwidth}@{}"
 UNKNOWN = Interval(math.nan, math.nan, math.nan, 0.95, 0)
 MEANS = ("loss", "metric", "seconds", "samples_per_second", "updates", "samples_per_update", "delay_p95", "delay_max")
 COSTS = ("computing", "waiting", "communicating", "memory_gib", "gpu_gib", "tokens_per_second", "mfu")
@@ -58,7 +58,11 @@ def arms(runs: DataFrame, tests: DataFrame, plan: Plan) -> DataFrame:
 
 
 def _to_the_target(to_target: DataFrame, arm: str) -> Columns:
-    """Runs at the target by the end of the budget, and the mean time there, counted up to the budget."""
+    """Runs at the target by the end of the budget, and the mean time there, counted up to the budget.
+
+    Both are of the arm's first test, which is that of the registered comparison where it is in one. A reference arm so
+    has the target and the budget of its first pair: each pair may have others.
+    """
     is_treatment = to_target["treatment"] == arm
     is_reference = to_target["reference"] == arm
     of_arm = to_target[is_treatment | is_reference]
@@ -76,7 +80,11 @@ def _to_the_target(to_target: DataFrame, arm: str) -> Columns:
 
 
 def _over_one_worker(used: DataFrame, own: DataFrame, plan: Plan) -> Columns:
-    """The throughput of an arm over one worker's, that ratio over the number of workers, and why both are nan."""
+    """The throughput of an arm over one worker's, that ratio over the number of workers, and why both are nan.
+
+    One worker's throughput is the mean over the runs of all arms with one worker; both are nan where one of these arms
+    is not comparable. A run that diverged has a throughput like any other and is counted.
+    """
     first = own.iloc[0]
     alone = rows_with(used, workers=1, clock=first["clock"], task=first["task"])
     reasons = []
@@ -112,10 +120,7 @@ ANSWER_COLUMNS = ("unit", "test", "p", "p_holm", "margin", "p_equal", "word", "r
 def comparisons(tests: DataFrame) -> DataFrame:
     """Table 2: every question with its answer."""
     table = tests[[*QUESTION_COLUMNS]].copy()
-    better = []
-    for row in tests.itertuples():
-        better.append(f"{row.wins} of {row.n}" if row.test else "")
-    table["better"] = better
+    table["better"] = [f"{row.wins} of {row.n}" if row.test else "" for row in tests.itertuples()]
     table["difference"] = _intervals(tests, "estimate", "low", "high")
     table["times_sooner"] = _intervals(tests, "ratio", "ratio_low", "ratio_high")
     for name in ANSWER_COLUMNS:
@@ -126,9 +131,8 @@ def comparisons(tests: DataFrame) -> DataFrame:
 def _intervals(tests: DataFrame, estimate: str, low: str, high: str) -> Series:
     """An interval for every row, of the columns of its estimate and its two ends."""
     level = 1 - tests["alpha"] / tests["family_size"]
-    intervals = []
-    for parts in zip(tests[estimate], tests[low], tests[high], level, tests["n"], strict=True):
-        intervals.append(Interval(*parts))
+    rows = zip(tests[estimate], tests[low], tests[high], level, tests["n"], strict=True)
+    intervals = [Interval(*parts) for parts in rows]
     return Series(intervals, index=tests.index, dtype=object)
 
 
@@ -153,7 +157,7 @@ def paper(runs: DataFrame, tests: DataFrame, plan: Plan) -> DataFrame:
         time = _three_digits(row.get("time", UNKNOWN))
         loss = _three_digits(row.get("loss", UNKNOWN))
         rows.append((_short(name, is_simulated), time, _ratio(own), loss, word))
-    return DataFrame(rows, columns=PAPER)
+    return DataFrame(rows, columns=PAPER_COLUMNS)
 
 
 def _short(name: str, is_simulated: bool) -> str:
@@ -208,11 +212,11 @@ def tuning(runs: DataFrame, plan: Plan) -> DataFrame:
 
 def downstream(runs: DataFrame) -> DataFrame:
     """Scores after fine-tuning: means over the repetitions of a pretraining seed, then over these seeds."""
-    tuned = rows_with(runs, stage="finetune", usable=True, diverged=False)
-    if tuned.empty:
+    finetuned = rows_with(runs, stage="finetune", usable=True, diverged=False)
+    if finetuned.empty:
         return DataFrame(columns=["arm", "score"])
     rows = []
-    for run in each(tuned):
+    for run in each(finetuned):
         row = {"arm": run.arm, "seed": run.seed, "score": run.metric}
         rows.append(row | _scores(run.details))
     return _over_seeds(rows, ["arm"])
@@ -242,7 +246,10 @@ def _with_nan(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def evaluation_sets(runs: DataFrame) -> DataFrame:
-    """What every arm reached on each of several evaluation sets; texts that are not the same are another set."""
+    """What every arm reached on each of several evaluation sets.
+
+    Sets of one name whose texts differ between runs have rows of their own.
+    """
     used = rows_with(runs, usable=True, diverged=False, replicate=0)
     rows = []
     for run in each(used[used["stage"].isin(("test", "finetune"))]):
@@ -281,10 +288,10 @@ def _over_seeds(rows: list[Columns], by: list[str]) -> DataFrame:
 
 def confusion(runs: DataFrame, arm: str) -> DataFrame | None:
     """Sum of the confusion matrices of an arm's fine-tunings, rows the true class; None where they do not fit."""
-    tuned = rows_with(runs, stage="finetune", arm=arm, usable=True)
+    finetuned = rows_with(runs, stage="finetune", arm=arm, usable=True)
     known_labels = set()
     matrices = []
-    for details in tuned["details"]:
+    for details in finetuned["details"]:
         known_labels.add(tuple(map(str, details.get("labels") or ())))
         if details.get("confusion"):
             matrices.append(np.array(details["confusion"]))
@@ -297,7 +304,7 @@ def confusion(runs: DataFrame, arm: str) -> DataFrame | None:
 
 
 def every_run(runs: DataFrame) -> DataFrame:
-    """All runs, with their results and why some are in no number."""
+    """All runs, with their results and why some are counted nowhere."""
     kept = ["run", "stage", "arm", "seed", "replicate", "status", "loss", "metric", "seconds", "samples"]
     return runs[[*kept, "learning_rate", "left_out", "notes"]].reset_index(drop=True)
 
@@ -311,12 +318,12 @@ def environments(runs: DataFrame) -> DataFrame:
 
 
 def _joined(names: Iterable[str]) -> str:
-    """The names, each once and in their order, as one cell."""
+    """The names, each once and sorted, as one cell."""
     return ", ".join(sorted(set(names)))
 
 
 def left_out(runs: DataFrame, tests: DataFrame) -> list[str]:
-    """Which runs and pairs are in no number, and why."""
+    """Which runs and pairs are counted nowhere, and why."""
     lines = []
     for run in runs[runs["left_out"] != ""].itertuples():
         lines.append(f"{run.run}: {run.left_out}")
@@ -379,13 +386,13 @@ def _places(size: float) -> int:
     return min(6, max(0, 3 - magnitude))
 
 
-def text(table: DataFrame) -> DataFrame:
-    """The cells as they are shown."""
+def with_shown_cells(table: DataFrame) -> DataFrame:
+    """The table with its cells and headings as they are shown."""
     return table.map(written).rename(columns=lambda name: str(name).replace("_", " "))
 
 
-def numbers(table: DataFrame) -> DataFrame:
-    """For CSV, Parquet and JSON: an interval as three columns."""
+def with_plain_numbers(table: DataFrame) -> DataFrame:
+    """The table with each interval as three columns, for CSV, Parquet and JSON."""
     columns = {}
     for name in table:
         values = table[name].tolist()
@@ -401,7 +408,7 @@ def numbers(table: DataFrame) -> DataFrame:
 
 def markdown(table: DataFrame, title: str = "") -> str:
     """A Markdown table; a bar within a cell is escaped."""
-    shown = text(table)
+    shown = with_shown_cells(table)
     lines = []
     if title:
         lines += [f"**{title}**", ""]
@@ -419,13 +426,14 @@ def _markdown_row(cells: Iterable[str]) -> str:
 
 
 def latex(table: DataFrame, name: str, title: str = "") -> str:
-    """A LaTeX table with booktabs' rules, small, so that `paper` fits a column of one; no cell can be a command."""
-    style = text(table).style.hide(axis="index")
+    """A LaTeX table with booktabs' rules. What LaTeX would read as a command is escaped.
+
+    It is small, so that the table `paper` fits one of a page's two columns.
+    """
+    style = with_shown_cells(table).style.hide(axis="index")
     style = style.format(escape="latex")
     style = style.format_index(escape="latex", axis=1)
-    column_format = None
-    if list(table) == PAPER:
-        column_format = PAPER_COLUMNS
+    column_format = PAPER_LATEX_FORMAT if list(table) == PAPER_COLUMNS else None
     document = style.to_latex(
         hrules=True,
         column_format=column_format,
@@ -433,6 +441,7 @@ def latex(table: DataFrame, name: str, title: str = "") -> str:
         caption=_escaped(title or name),
         position_float="centering",
     )
+    # a long name may be broken after a low line
     document = document.replace(r"\_", r"\_\allowbreak ")
     return document.replace(r"\centering", r"\centering\footnotesize\setlength{\tabcolsep}{2pt}", 1)
 

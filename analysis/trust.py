@@ -38,14 +38,14 @@ class StudyTables(NamedTuple):
     """Why nothing of the study is confirmed; empty where the registration stands."""
 
     @property
-    def used(self) -> DataFrame:
-        """The test runs."""
+    def test_runs(self) -> DataFrame:
+        """All test runs: also replicates, runs without a result and runs that are missing."""
         return self.runs[self.runs["stage"] == "test"]
 
     @property
     def measured(self) -> DataFrame:
         """The test runs whose seconds were measured."""
-        return self.used[(self.used["clock"] == "measured") & (self.used["status"] != "MISSING")]
+        return self.test_runs[(self.test_runs["clock"] == "measured") & (self.test_runs["status"] != "MISSING")]
 
 
 CheckResult: TypeAlias = tuple[str, str, str]
@@ -94,9 +94,10 @@ def check_guard(study: StudyTables) -> CheckResult:
 def _guard_results(study: StudyTables) -> Iterator[tuple[str, str]]:
     """A word and a sentence for every synchronous arm and every arm of one process with its global batch and rate."""
     measure = Measure(study.curves)
-    used = rows_with(study.used, usable=True, replicate=0)
+    used = rows_with(study.test_runs, usable=True, replicate=0)
     is_sync = (used["algorithm"] == "sync") & (used["workers"] > 1)
     for arm, own in used[is_sync].groupby("arm"):
+        # all runs of an arm have its batch and its rate; `max` passes over a run whose batch is not known
         has_its_batch = _global_batch(used) == _global_batch(own).max()
         has_its_rate = used["learning_rate"] == own["learning_rate"].iloc[0]
         is_single = used["algorithm"] == "single"
@@ -127,10 +128,11 @@ def _guard_of_arms(study: StudyTables, measure: Measure, own: DataFrame, theirs:
     unlike = compare_arms(ours, single, may_differ).why_not_comparable
     if unlike:
         return "not shown", f"not comparable: {unlike}"
+    # the lowest loss that every run holds, or the target if that is higher
     goal = max(lowest_held(curve) for curve in curves)
     goal = max(goal, study.plan.targets.get(arm, -math.inf))
     if goal >= min(float(losses[0]) for _, losses in curves):
-        return None  # no loss below their starts is one that every run reached
+        return None  # a run began at the goal or below it, so it says nothing of the speed of that run
     samples = [reached(curve, goal) for curve in thinned_to_sparsest(curves)]
     batch = float(_global_batch(own).max())
     word, sentence = compare_samples(samples[: len(our_runs)], samples[len(our_runs) :], batch)
@@ -158,7 +160,7 @@ def compare_samples(ours: stats.Numbers, theirs: stats.Numbers, batch: float) ->
 
 
 def check_all_runs(study: StudyTables) -> CheckResult:
-    used = study.used
+    used = study.test_runs
     num_diverged = int(used["diverged"].sum())
     num_finished = int((used["usable"] & ~used["diverged"]).sum())
     lost = Counter(used.loc[~used["usable"], "status"])
@@ -205,8 +207,8 @@ def check_budget(study: StudyTables) -> CheckResult:
     timed = study.tests[study.tests["endpoint"] == "time_to_target"]
     if timed.empty:
         return NOT_APPLICABLE
-    has_common = timed["common"].astype(bool)
-    groups = timed.loc[~has_common & (timed["n"] > 0), "group"]
+    without_common = rows_with(timed, common=False)
+    groups = without_common["group"][without_common["n"] > 0]
     without = sorted({conditions(group) for group in groups})
     why = "a run that ended early may have missed the target for that alone"
     total = timed["group"].nunique()
@@ -257,7 +259,7 @@ FIXED_DELAY = "fixed_delay"
 
 
 def check_acted(study: StudyTables) -> CheckResult:
-    used = study.used[study.used["usable"]]
+    used = study.test_runs[study.test_runs["usable"]]
     has_rule = (used["mode"] == "async") & ~used["algorithm"].isin(("async", "sync"))
     has_rule &= ~used["rule"].str.startswith(FIXED_DELAY)
     ruled = used[has_rule & (used["workers"] > 1)]
@@ -277,7 +279,7 @@ def check_acted(study: StudyTables) -> CheckResult:
 
 
 def check_tuned(study: StudyTables) -> CheckResult:
-    tested = set(study.used["seed"].dropna())
+    tested = set(study.test_runs["seed"].dropna())
     for stage, use in (("tuning", "tuning"), ("pilot", "the target")):
         shared = tested & set(study.runs.loc[study.runs["stage"] == stage, "seed"])
         if shared:
@@ -338,19 +340,19 @@ def check_registration(study: StudyTables) -> CheckResult:
 
 
 def check_learned(study: StudyTables) -> CheckResult:
-    tuned = rows_with(study.runs, stage="finetune", usable=True, diverged=False)
-    if not len(tuned):
+    finetuned = rows_with(study.runs, stage="finetune", usable=True, diverged=False)
+    if not len(finetuned):
         return NOT_APPLICABLE
     constant = []
     ignorant = []
-    for arm, own in tuned.groupby("arm"):
+    for arm, own in finetuned.groupby("arm"):
         if any(_one_class(details) for details in own["details"]):
             constant.append(str(arm))
         if taggers_learned_nothing(own):
             ignorant.append(str(arm))
     why = "some predict one class for every text" if constant else "no better than the commonest tag"
     why = f"{why}, so their score says nothing"
-    return graded(constant or ignorant, total=tuned["arm"].nunique(), unit="arms", if_none="all", why=why)
+    return graded(constant or ignorant, total=finetuned["arm"].nunique(), unit="arms", if_none="all", why=why)
 
 
 def _one_class(details: dict[str, Any]) -> bool:
@@ -363,9 +365,10 @@ def _one_class(details: dict[str, Any]) -> bool:
 
 
 def check_copies(study: StudyTables) -> CheckResult:
-    known = rows_with(study.used, usable=True, diverged=False)
+    known = rows_with(study.test_runs, usable=True, diverged=False)
     known = known[(known["parameters_sha256"] != "") & (known["updates"] > 0)]
-    known = known[known["terms"].notna()]  # a closed-form problem may draw nothing, and its seeds then end alike
+    # a closed-form problem has no `terms`; it may draw nothing, and its seeds then end alike
+    known = known[known["terms"].notna()]
     num_seeds = known.groupby(["arm", "parameters_sha256"])["seed"].nunique()
     same = sorted({arm for (arm, _), number in num_seeds.items() if number > 1})
     why = "two seeds ended with the same parameters: a copy"
@@ -373,7 +376,7 @@ def check_copies(study: StudyTables) -> CheckResult:
 
 
 def check_code(study: StudyTables) -> CheckResult:
-    made = study.used[study.used["status"] != "MISSING"]
+    made = study.test_runs[study.test_runs["status"] != "MISSING"]
     commits = Counter(commit or "unknown" for commit in made["commit"])
     if not set(commits) - {"unknown"}:
         return "not known", "unknown", "no run names its commit"
