@@ -24,6 +24,8 @@ from scenarios import (
 )
 from synthetic import SyntheticArm, edit_json, write_study
 
+ALMOST = (55, 57.9, 60.8, 60, 63.7, 66.9, 69.8, 77.5)
+"""Seconds of a treatment that is sooner than `EIGHT` in all seeds but the last."""
 THEIRS, OURS = ([reaches(time) for time in times] for times in (EIGHT, SOONER))
 RINGMASTER = SyntheticArm("ringmaster", settings=SYNC.settings)
 FINAL = (5.00, 5.01, 4.99, 5.02, 4.98, 5.005, 4.995, 5.015)
@@ -78,9 +80,8 @@ def two_targets_that_disagree(folder):
 
 def ended(folder, ours, first=FIRST_LOSS):
     """Against a reference that ends at `FINAL`; None: a run that diverged."""
-    curves = []
-    for loss in ours:
-        curves.append(diverges(ends_at(4.9, first=first), 5) if loss is None else ends_at(loss, first=first))
+    lost = diverges(ends_at(4.9, first=first), 5)
+    curves = [lost if loss is None else ends_at(loss, first=first) for loss in ours]
     return two_arms(folder, [ends_at(loss, first=first) for loss in FINAL], curves)
 
 
@@ -126,9 +127,7 @@ def two_arms_with_the_same_runs_have_the_same_interval(folder):
 
 @study
 def a_difference_that_holms_method_finds_after_another_says_that_its_interval_holds_0(folder):
-    almost = []
-    for time in (55, 57.9, 60.8, 60, 63.7, 66.9, 69.8, 77.5):
-        almost.append(reaches(time))
+    almost = [reaches(time) for time in ALMOST]
     return study_of(folder, [(SYNC, THEIRS), (ASYNC, OURS), (RINGMASTER, almost)])
 
 
@@ -174,9 +173,7 @@ def test_a_table_for_a_paper_has_the_word_of_the_registered_endpoint_where_all_i
 @study
 def a_catastrophe_that_eight_seeds_did_not_show(folder):
     """Nine seeds of ten gain a little and one loses much, so that the true mean is no better: eight may all gain."""
-    losses = []
-    for gain in (0.010, 0.012, 0.014, 0.011, 0.013, 0.015, 0.016, 0.012):
-        losses.append(ends_at(5.0 - gain))
+    losses = [ends_at(5.0 - gain) for gain in (0.010, 0.012, 0.014, 0.011, 0.013, 0.015, 0.016, 0.012)]
     return two_arms(folder, [ends_at(5.0)] * 8, losses, registration=LOSSES_DECIDE | {"margins": {}})
 
 
@@ -220,9 +217,8 @@ def test_the_ratio_of_straight_curves_lies_between_both_ends_however_often_an_ar
 
 
 def test_a_word_stands_where_both_ends_say_it(tmp_path):
-    almost = (55, 57.9, 60.8, 60, 63.7, 66.9, 69.8, 77.5)
     sides = []
-    for times in (EIGHT, almost):
+    for times in (EIGHT, ALMOST):
         sides.append([reaches(time, evaluations=161) for time in times])
     row = row_of(two_arms(tmp_path, *sides), "time_to_target")
     late, early = row.p_ends
@@ -357,9 +353,7 @@ def the_slowest_runs_of_an_arm_are_missing(folder):
 
 
 def test_a_pair_in_which_both_runs_diverged_is_a_tie(tmp_path):
-    curves = []
-    for k, loss in enumerate(FINAL):
-        curves.append(diverges(ends_at(loss), 5) if k == 0 else ends_at(loss))
+    curves = [diverges(ends_at(FINAL[0]), 5), *(ends_at(loss) for loss in FINAL[1:])]
     ours = [diverges(ends_at(5.0), 9), *(ends_at(loss + 0.01 * k) for k, loss in enumerate(FINAL[1:], 1))]
     row = row_of(two_arms(tmp_path, curves, ours), "loss_at_equal_seconds")
     assert row.ties == 1
@@ -374,9 +368,7 @@ def test_a_pair_in_which_both_runs_diverged_is_a_tie(tmp_path):
 def test_a_learning_rate_at_the_edge_of_its_grid(tmp_path, edge):
     grid = {"tuning_seeds": (0,), "trial_losses": ((5.0,), (5.2,), (5.4,))}
     rates = {True: (2e-3, 1e-3, 5e-4), False: (1e-3, 2e-3, 5e-4)}
-    arms = []
-    for arm in (SYNC, ASYNC):
-        arms.append(dataclasses.replace(arm, learning_rates=rates[arm.algorithm == edge], **grid))
+    arms = [dataclasses.replace(arm, learning_rates=rates[arm.algorithm == edge], **grid) for arm in (SYNC, ASYNC)]
     text = two_arms(tmp_path, THEIRS, OURS, arms=arms).headlines[0].text
     told = f"The learning rate of {edge}-w4-virtual lies at the edge of its grid, so a better one may lie beyond."
     assert text.count("edge of its grid") == 1

@@ -257,9 +257,7 @@ def test_a_run_that_ends_far_above_its_start_never_reached_a_target_and_one_that
 
 def stopped(folder, reference, treatment):
     """Runs that ended where they were first seen at their target: seconds to it, and seconds between two looks."""
-    arms = []
-    for arm in (SYNC, ASYNC):
-        arms.append(dataclasses.replace(arm, settings={"target_loss": 5.0, "samples": 4000}))
+    arms = [dataclasses.replace(arm, settings={"target_loss": 5.0, "samples": 4000}) for arm in (SYNC, ASYNC)]
     curves = []
     for times, every in (reference, treatment):
         of_arm = []
@@ -280,11 +278,8 @@ def test_a_run_that_stopped_at_its_target_was_there(tmp_path):
     assert row.family == "exploratory"
     assert any("async-w4-virtual was evaluated 20 times as often as sync-w4-virtual" in one for one in row.caveats)
     assert row.treatment_ends.tolist() == [[0.0, math.ceil(time)] for time in soon]
-    expected = []
-    for time in EIGHT:
-        last = 20 * math.ceil(time / 20)
-        expected.append([last - 20, last])
-    assert row.reference_ends.tolist() == expected
+    ends = [20 * math.ceil(time / 20) for time in EIGHT]
+    assert row.reference_ends.tolist() == [[end - 20, end] for end in ends]
     a_second_sooner = [time - 1 for time in EIGHT]
     study = stopped(tmp_path / "near", (EIGHT, 20), (a_second_sooner, 1))
     row = row_of(study, "time_to_target")
