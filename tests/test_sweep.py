@@ -157,6 +157,12 @@ def test_every_run_of_the_plan_is_made_in_its_folder_with_its_settings_and_those
 RATES = {"learning_rate": [1.0, 2.0, 3.0]}
 
 
+def test_the_plan_names_no_model_for_a_run_that_starts_from_a_model_of_the_study(unbroken):
+    planned = json.loads((unbroken[1] / "plan.json").read_text())["settings"]
+    assert {folder for folder, settings in planned.items() if "model" in settings} == {"base"}
+    assert len(planned) == len(plan_of(unbroken[1]).runs)
+
+
 def scored(small, out, losses, grid=RATES):
     """A sweep whose tuning runs ended with given losses; None has diverged. No run is made."""
     tuning = {"grid": grid, "seeds": [0, 1]}

@@ -58,7 +58,8 @@ class PlanFile(Struct, kw_only=True):
     budget_seconds: dict[str, float] = {}
     runs: list[PlannedRun]
     settings: dict[str, Settings] = {}
-    """Folder -> all settings of the run there, as soon as they are known. Older plans have none."""
+    """Folder -> all settings of the run there, as soon as they are known; without `model` where the study says what the
+    run starts from, as the run's parent or the base model. Older plans have none of these settings."""
     analysis_sha256: str | None = None
 
 

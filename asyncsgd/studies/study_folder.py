@@ -64,7 +64,7 @@ class StudyFolder:
         self._config_text = config_text
         self._track = track
         self._command_prefix = command_prefix
-        self.chosen: dict[str, GivenSettings] = {}
+        self.chosen: dict[str, Settings] = {}
         """Tuning target -> its chosen trial, once that is known."""
         self.tried: dict[str, list[Tried]] = {}
         """Tuning target, or arm that is not tuned -> what became of its trials."""
@@ -76,7 +76,7 @@ class StudyFolder:
         """Folders of the runs of rungs that ran out of memory, which a ladder does without."""
         self.words: Mapping[str, str] = {}
         """Task and rung of a ladder -> what the rung has shown, in a word."""
-        self._pilots = Pilots(plan.config, out, self.chosen)
+        self._pilots = Pilots(plan.config, out, self.chosen)  # the same dict, which `choose` fills
         self._targets: dict[str, float] = {}
         self._analysis_sha256: str | None = None
         self.grow()
@@ -161,7 +161,7 @@ class StudyFolder:
         model = self._model_of(run, pretend)
         if model is None:
             return None
-        chosen = self.chosen
+        chosen: Mapping[str, GivenSettings] = self.chosen
         if pretend:
             first_trials = {target.name: target.trials[0] for target in plan.tuning_targets}
             chosen = {**first_trials, **chosen}
@@ -196,6 +196,9 @@ class StudyFolder:
     def _model_of(self, run: PlannedRun, pretend: bool) -> Settings | None:
         """The setting `model` of a run that starts from a model of the study, or from where the study starts. It is
         empty for a run whose own settings name its model.
+
+        A run is named by its folder, so that it is recorded as the parent. The base model is named by the ``model`` in
+        its folder and recorded as a saved model.
 
         None: the run that it starts from has left no model.
         """
@@ -233,7 +236,7 @@ class StudyFolder:
             if statuses <= set(FINISHED):
                 scores = [math.inf if each.score is None else sign * each.score for each in tried]
                 best = scores.index(min(scores))
-                self.chosen[target.name] = target.trials[best]
+                self.chosen[target.name] = dict(target.trials[best])
         self._find_budgets()
 
     def _try(self, target: TuningTarget, score_name: str | None) -> tuple[list[Tried], set[str]]:
@@ -307,6 +310,7 @@ class StudyFolder:
             seeds=list(plan.config.seeds),
             targets=targets.losses,
             budget_seconds=self.budget_seconds,
+            # The keys of the file were named before the attributes here.
             look_samples=self.evaluate_at,
             target_from=targets.origin,
             pilots=dict(targets.improvements),
@@ -350,17 +354,20 @@ class StudyFolder:
     def assume_budgets(self, seconds_of: Callable[[PlannedJob], float]) -> None:
         """Put an estimate in the place of the budgets that are not known yet."""
         for name in sorted(set(self.plan.timed_by.values()) - set(self.budget_seconds)):
+            # A run that is in no plan and never made: its settings are those of a pilot.
             job = self.job(PlannedRun("", "pilot", name, 0), pretend=True)
             assert job is not None
             self.budget_seconds[name] = seconds_of(job)
 
     def _settings(self) -> dict[str, Settings]:
-        """All settings of every run of which they are known by now."""
+        """All settings of every run of which they are known by now, as `PlanFile.settings` has them."""
         settings = {}
         for run in self.plan.runs:
             values = self.plan.run_settings(run, self.chosen, self.budget_seconds, self.evaluate_at)
             if values is not None:
                 settings[run.folder] = checked_settings(run.folder, values, self.plan.task(run))
+                if self._model_of(run, pretend=True):
+                    del settings[run.folder]["model"]  # which would be the default, and not what the run starts from
         return settings
 
     def write_plan(self) -> None:
@@ -377,7 +384,7 @@ class StudyFolder:
                     num_workers,
                     clock,
                     speeds=arm.settings.get("speeds"),
-                    chosen=self._chosen_of(arm.name),
+                    chosen=self.chosen.get(arm.name),
                     trials=self.tried[arm.name],
                 )
             )
@@ -385,7 +392,7 @@ class StudyFolder:
         for target in plan.tuning_targets:
             if target.folder.startswith("tuning/"):  # the trials of an arm
                 continue
-            chosen = self._chosen_of(target.name)
+            chosen = self.chosen.get(target.name)
             stages.append(
                 PlannedStage(target.name, dict(target.settings), chosen=chosen, trials=self.tried[target.name])
             )
@@ -403,10 +410,6 @@ class StudyFolder:
         )
         with locked(self.out / ".lock-files", fcntl.LOCK_EX):
             write_json(self.out / "plan.json", msgspec.to_builtins(file))
-
-    def _chosen_of(self, name: str) -> Settings | None:
-        """The chosen trial of a tuning target as plan.json has it."""
-        return dict(self.chosen[name]) if name in self.chosen else None
 
 
 def _scored_by(target: TuningTarget) -> tuple[str | None, int]:
