@@ -23,7 +23,8 @@ CHECKPOINTS = "checkpoints"
 """See `asyncsgd.core.checkpoints`."""
 
 _DESCRIPTIONS = f"{CHECKPOINTS}/{'[0-9]' * 12}*.json"
-"""Files of one's own that lie there are none."""
+"""The pattern of the descriptions of checkpoints, whose names begin with 12 digits, the samples by then. Other files
+that lie in the folder do not match it."""
 
 _TORN_SETTINGS = "settings.yaml.partial"
 """How `asyncsgd.records.run_folder.write_text` begins the name of a file that is still being written."""
@@ -51,7 +52,7 @@ def open_run_folder(run: Run, command: str) -> RunFolder:
     path = Path(output.resume or output.run_dir or output.runs_dir)
     try:
         if output.resume is not None or (output.run_dir is not None and goes_on(path, run)):
-            return _open_again(path, run, f"{command}\nwhich made an earlier run longer")
+            return _open_again(path, run, f"{command}\nwith which an earlier run went on")
         if output.run_dir is None:
             path = free_folder(path, _name_of(run))
         with contextlib.ExitStack() as undo:
@@ -162,7 +163,7 @@ def _open_again(path: Path, run: Run, comment: str) -> RunFolder:
     `RunFolder.go_on`.
 
     Args:
-        run: as it goes on; its settings are written where it has become longer.
+        run: as it goes on. Its settings are written if they differ from those in the folder.
         comment: for the head of these settings.
 
     Raises:
@@ -182,7 +183,7 @@ def _open_again(path: Path, run: Run, comment: str) -> RunFolder:
                 f"where you may write, and go on there"
             ) from error
         if not any(path.glob(_DESCRIPTIONS)):
-            find(path)  # refuses, before anything is asked for that would not help
+            find(path)  # raises: there is no checkpoint, and none of the advice below would help
         grow = ("samples", "epochs", "micro_batches")
         if not all(key in grow and was is not None and wanted > was for key, was, wanted in different):
             raise UsageError(
@@ -221,7 +222,7 @@ def _take(path: Path, run: Run) -> BinaryIO:
         # Looked at again now that nobody else can change it.
         if (path / "settings.yaml").is_file():
             status = read_summary(path).get("status")
-            # e.g. a mistyped command: it has left nothing worth keeping
+            # A run that has not begun, e.g. after a mistyped command, has left nothing worth keeping.
             began = status not in (None, FAILED, INTERRUPTED) or has_trained(path)
             if began and not run.output.overwrite:
                 different = differences(path, run)
