@@ -112,7 +112,10 @@ def test_a_chain_is_compared_by_the_score_of_its_last_stage_and_the_two_stages_o
         (lambda stages: stages[2].update(repetitions=2), "stages.intermediate: repetitions is for the stage target"),
         (lambda stages: stages[3].update(mode="sync", nproc=2), "next: mode: sync needs processes of its own"),
         (lambda stages: stages[3].update(sed=3), "stages.next"),
-        (lambda stages: stages[1].update(seed=3), "stages.more: seed is decided by the study"),
+        (
+            lambda stages: stages[1].update(seed=3),
+            "stages.more: seed is decided by the study, so take it out: runs have the seeds",
+        ),
         (lambda stages: stages[0].update(task="tensors"), "stages.further.task: Invalid enum value 'tensors'"),
         (lambda stages: stages[2].update(arms={"none": None}), "intermediate: arms must name an algorithm"),
         (lambda stages: stages[2].update(arms={**ARMS, "none": SYNC}), "the arm none leaves the stage out"),

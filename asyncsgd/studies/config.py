@@ -30,6 +30,7 @@ Conditions = Settings | Annotated[list[Settings], Meta(min_length=1)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 PositiveInt = Annotated[int, Meta(ge=1)]
 StudyName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]*[A-Za-z0-9]$")]
+"""The name of a study, and of its folder below ``runs/``. Its last character is none that could be part of ``..``."""
 FolderPart = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]*$")]
 """A name that becomes a part of the name of a folder: no dash, which stands between parts."""
 Alpha = Annotated[float, Meta(gt=0, lt=0.5)]
@@ -51,10 +52,11 @@ def words_of_score(name: str) -> str:
 MASKED_LM = "masked_lm"
 """The task that a base model is made by, and that fine-tuning starts from."""
 FINETUNE_SEEDS = 1000
-"""Fine-tuning seeds of one block: seed 7 has 7000 to 7999."""
+"""How many fine-tuning seeds each seed of the test has: seed 7 has 7000 to 7999."""
 
 CONDITION_KEYS = ("nproc", "clock", "speeds")
-"""Settings that say under which condition an arm runs; an arm has them even where `base` sets them."""
+"""Settings that say under which condition an arm runs. They are copied into the arm's own settings even where `base`
+sets them, since they tell arms apart."""
 NOT_TUNED = frozenset(
     (
         *("mode", *CONDITION_KEYS, "network", "churn", "samples", "seconds", "target_loss"),
@@ -65,16 +67,25 @@ NOT_TUNED = frozenset(
     )
 )
 """Settings that change what is compared, or what it may cost, rather than how well an algorithm does under it. `tech`
-masks candidates only (`asyncsgd.tasks.masked_lm`)."""
+changes which words are predicted (`asyncsgd.tasks.masked_lm`), so losses with it and without it are not comparable."""
 REFUSED = ("seed", "epochs", "patience")
-"""Settings that the runs of arms may not have. The study gives each run its seed. Budgets are in samples or in seconds,
-so that they are known before data are read."""
+"""Settings that the runs of arms may not have."""
 REFUSED_IN_BASE_MODEL = ("mode", "epochs", "patience")
-"""Those of `base_model`, whose one run may have a seed. Its mode is always single."""
+"""Settings that `base_model` may not have. Its one run may have a seed."""
 REFUSED_IN_FINETUNE = ("seed", "model", "patience")
-"""Those of `finetune`, whose runs may have epochs. They start from the models of the study."""
+"""Settings that `finetune` may not have. Its runs may have epochs."""
 DECIDED_BY_COMMAND_LINE = ("run_dir", "runs_dir", "overwrite", "track", "predictions")
-"""Settings that say where a run writes, which the command line of a study decides."""
+"""Settings that say where a run writes."""
+REASONS: Mapping[str, str] = MappingProxyType(
+    {
+        "seed": "runs have the seeds that the config lists",
+        "epochs": "budgets are in samples or seconds, which are known before data are read",
+        "patience": "a run ends at its budget and not by its losses",
+        "mode": "it is single",
+        "model": "runs start from the models of the study",
+    }
+)
+"""Setting -> why it is refused. Any other one that is refused is in `DECIDED_BY_COMMAND_LINE`."""
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,6 +106,7 @@ class NamedCondition(Keys, frozen=True, kw_only=True):
     """The condition that a config names. None stands for any number of workers, or for any clock."""
 
     num_workers: int | None = None
+    """The setting `nproc` of an arm."""
     clock: str | None = None
 
 
@@ -119,9 +131,10 @@ class Analysis(Keys, frozen=True, kw_only=True):
 
     reference: str
     control: str | None = None
-    """An algorithm whose updates have as few samples as those of an asynchronous one. So a difference from it does not
-    come from the number of updates. Arms whose updates have as many samples as its own are compared with it at equal
-    samples, outside the primary family.
+    """An algorithm whose updates have as few samples as those of an asynchronous one, e.g. ``small: {mode: sync,
+    batch_size: "{16//nproc}"}``. So a difference from it does not come from the number of updates. Each arm whose
+    updates have as many samples as its own is compared with it at equal samples. That is a secondary comparison,
+    beside the registered one with `reference`.
     """
     primary: Primary = Primary()
     differences: dict[str, Difference] = {}
@@ -131,7 +144,8 @@ class Analysis(Keys, frozen=True, kw_only=True):
     margins: dict[str, PositiveFloat] = {}
     """Margins of equivalence by name: ``loss``, and the score after fine-tuning."""
     margin_reasons: dict[str, str] = {}
-    """Why a margin is what it is. Above 10 % of what the reference improves by, a margin without a reason is not used.
+    """Why a margin is what it is. A margin above 10 % of what the reference improves by, its first less its last loss,
+    is used only with a reason of three words or more.
     """
     target_share: Annotated[float, Meta(gt=0, le=1)] = 0.95
     """The target loss lies this share of the way from the first to the lowest loss of the reference's pilots."""
@@ -148,7 +162,7 @@ class Finetune(Keys, frozen=True, kw_only=True):
     """Whether the base model is fine-tuned too, without intermediate training."""
     settings: Settings = {}
     score: str = ""
-    """The first of the task's scores, which says by itself whether higher is better."""
+    """The name of the first of the task's scores. `Task.scored_by` says whether higher is better."""
 
 
 Report = Literal["dose_response", "lab_notes", "language_model", "parallelism", "speed_ladder"]
@@ -239,7 +253,7 @@ class Comparison(Keys, frozen=True, kw_only=True):
     reference: str
     margin: PositiveFloat
     margin_reason: str = ""
-    """Above 10 % of what the reference improves by, a margin without a reason of three words is not used."""
+    """As in `Analysis.margin_reasons`."""
     arms: Annotated[dict[str, Settings], Meta(min_length=2)]
 
     def __post_init__(self) -> None:
@@ -248,7 +262,7 @@ class Comparison(Keys, frozen=True, kw_only=True):
 
 
 class TrainingGrid(Keys, frozen=True, kw_only=True):
-    """A grid of trainings in one process."""
+    """A grid of trainings, each of which has one process (``mode: single``)."""
 
     threshold: dict[str, float]
     """Model -> the loss to which the seconds are measured."""
@@ -298,28 +312,34 @@ class LadderTask(Keys, frozen=True, kw_only=True):
     """What is learned in a speed ladder, and what its score is judged by."""
 
     data: Annotated[tuple[str, ...], Meta(min_length=1)]
-    """Names of data. The first that is there is taken. If none is there, the last is kept, and its run fails."""
+    """Paths of data. The first that exists is taken. If none exists, the last is taken, which may be the name of
+    built-in data."""
     score: str
     """``loss``, of which less is better, or a score of the task."""
     margin: PositiveFloat
     """The margin of equivalence, in the unit of the score."""
     samples: PositiveInt
-    """Samples of a training of the proof."""
+    """Samples of a training of the proof; see `LadderKeys`."""
     settings: Settings = {}
 
 
 class LadderKeys(Keys, frozen=True, kw_only=True):
-    """What a speed ladder climbs; see `asyncsgd.studies.ladder`."""
+    """What a speed ladder climbs; see `asyncsgd.studies.ladder`.
+
+    In the climb each rung is trained beside the rungs that are kept before it. In the proof the naive loop and all that
+    is kept are trained on the seeds of the config.
+    """
 
     tasks: Annotated[dict[FolderPart, LadderTask], Meta(min_length=1)]
     rungs: Annotated[tuple[Rung, ...], Meta(min_length=1)]
     turns: Annotated[int, Meta(ge=2)]
-    """How often each rung is measured beside those kept before it."""
+    """How many times each rung is measured. Each time the arm with the rung and the arm without it are trained once."""
     samples: PositiveInt
-    """Texts that a training of the climb goes through once. Batches of about one length follow each other in groups; a
-    multiple of the samples in a group lets trainings with different batch sizes train on the same lengths."""
+    """How many texts the trainings of the climb have; each goes through them once. With ``sampling: group_by_length``,
+    `asyncsgd.data.order.RUN` batches of about one length follow each other. A multiple of RUN times the largest batch
+    lets trainings with different batch sizes train on the same lengths."""
     warmup: PositiveInt
-    """Samples before samples a second are measured; a training of the climb has them besides."""
+    """Samples that a training of the climb begins with, beside `samples`. Its speed is measured after them."""
     eval_samples: PositiveInt
     loss_margin: PositiveFloat
     """How far two losses may differ, in nats, for the guide's validation checklist to be met."""
@@ -404,7 +424,8 @@ def settings_of(given: GivenSettings, where: str, refused: tuple[str, ...] = REF
     settings = {str(key).replace("-", "_"): value for key, value in given.items()}
     for key in (*refused, *DECIDED_BY_COMMAND_LINE):
         if key in settings:
-            raise UsageError(f"{where}: {key} is decided by the study: by its seeds, its budget in samples, or flags")
+            reason = REASONS.get(key, "its command line says where runs write")
+            raise UsageError(f"{where}: {key} is decided by the study, so take it out: {reason}")
     return settings
 
 
