@@ -28,8 +28,8 @@ from asyncsgd.studies.config import (
 from asyncsgd.tasks import class_named
 
 NOT_A_VARIANT = frozenset(("mode", "rule", *CONDITION_KEYS, "batch_size", "seed"))
-"""Settings by which reference arms of one group are not told apart: those of the algorithm, and those that all arms of
-a group share. A group is the arms of one condition and one batch size.
+"""Settings that `references_of` does not compare: those of the algorithm, those that all arms of a group share, and the
+seed, which no arm has. A group is the arms of one condition and one batch size.
 """
 
 Loop = Literal["library", "naive"]
@@ -102,8 +102,8 @@ def arms_of(
     Args:
         task: what all of them learn.
         is_tuned_before: whether a stage before that of the arms is tuned.
-        is_tuned_after: whether a stage after it is tuned. Then an arm that is not tuned has one trial, of its own
-            settings: there have to be models to try.
+        is_tuned_after: whether a stage after it is tuned. That stage is tuned on models of the tuning seeds, which only
+            trials make. So an arm that is not tuned has one trial then, with no settings of its own.
     """
     excluded = [settings_of(entry, "exclude", ()) for entry in config.exclude]
     unmatched = excluded  # the entries that have taken no arm out yet
@@ -178,7 +178,8 @@ def _of_model(config: ComparisonsConfig, name: str, model: str, settings: Settin
     if "task" not in values:
         raise UsageError(f"arm {name} has no task; write task: classification, or another one, into models.{model}")
     task = values.pop("task")
-    checked_settings(f"arm {name}", values, task)  # refuses
+    # Called for its UsageError alone: the arm keeps the values as the file has them.
+    checked_settings(f"arm {name}", values, task)
     _, _, algorithm = name.rpartition("/")
     return Arm(name, algorithm, values, task=task)
 
@@ -272,8 +273,8 @@ def _arm_of(
         values = {**base, **given, **trial}
         resolved = resolve(values)
         all_settings = checked_settings(f"arm {name}", resolved, task)
-        # The settings of the arm are those that it gives and those that `resolve` has changed. Both are the same in
-        # every trial: a trial tunes no setting that `resolve` changes, and what it tunes comes on top.
+        # The settings of the arm are those that it gives and those that `resolve` has changed. It changes the same ones
+        # in every trial: `mode` and `clock` are not tuned, and where `resolve` changes the rule another one is refused.
         changed = [key for key in resolved if resolved[key] != values.get(key)]
         settings = {key: all_settings[key] for key in resolved if key in given or key in changed}
         typed_trials.append({key: all_settings[key] for key in trial})

@@ -63,7 +63,7 @@ def _task_of(arm: Arm, values: Settings) -> Any:
     try:
         if job.why_not_runnable:  # `run_of` would import a package that is not there
             return job.settings.task
-        return run_of(arm.name, job.settings).task
+        return run_of(job.experiment, job.settings).task
     except UsageError as error:
         raise UsageError(f"arm {arm.name}: {error}") from error
 

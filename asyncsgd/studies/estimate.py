@@ -67,8 +67,8 @@ class Estimator:
         if virtual:
             return seconds
         num_workers = job.settings.job.nproc
-        workers_a_core = num_workers / min(num_workers, available_cores())
-        return seconds * gradient * workers_a_core
+        workers_per_core = num_workers / min(num_workers, available_cores())
+        return seconds * gradient * workers_per_core
 
     def _time(self, job: PlannedJob) -> tuple[Run, float, float]:
         """The run of a job, prepared, and the seconds of a gradient and of an evaluation; see `_measure`.
@@ -97,11 +97,12 @@ def _measure(run: Run) -> tuple[Run, float, float]:
 
     torch.set_num_threads(run.runtime.threads)
     run = run.prepared()
-    worker = run.as_sent_to(0).worker(run.flat(device=run.as_sent_to(0).device))
+    sent = run.as_sent_to(0)  # the run as a worker gets it, which computes on the worker's device
+    worker = sent.worker(run.flat(device=sent.device))
     worker.gradient(0)  # the first one allocates
     began = time.perf_counter()
     for index in range(1, TIMED_GRADIENTS + 1):
-        worker.gradient(RUN * index)  # RUN batches follow each other with about one length
+        worker.gradient(RUN * index)  # one batch of each RUN, whose batches are of about one length
     gradient = (time.perf_counter() - began) / TIMED_GRADIENTS
     num_batches = len(worker.data.evaluation["main"])
     num_parts = max(1, num_batches // 4)

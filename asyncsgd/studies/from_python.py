@@ -127,7 +127,7 @@ def study(
     print(f"study  {len(plan.runs)} runs of {len(plan.arms)} arms   folder {out}", flush=True)
     with threads_as_before(), StopRequest() as stop:
         context = fork_server_for(plan) if processes or jobs > 1 else None
-        study_folder.read_state()
+        study_folder.read_state()  # refuses the folder of another study before `check` asks for models and data
         check(plan, {arm.name for arm in plan.arms})
         try:
             with locked(out / ".lock-1-of-1"):  # as a command that makes all shards

@@ -126,7 +126,7 @@ def arm_of(
     for key in ("mode", "batch_size", "learning_rate"):
         if key not in plain:
             raise UsageError(f"{where}: write {key} into base, or into the settings of {task}")
-    data = next((name for name in given.data if Path(name).exists()), given.data[-1])
+    data = next((path for path in given.data if Path(path).exists()), given.data[-1])
     settings = {**plain, "data": data, "samples": samples}
     num_processes = 2 if devices.kind == "cpu" else devices.number
     for rung in rungs or ():

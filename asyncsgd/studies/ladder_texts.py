@@ -28,7 +28,8 @@ from asyncsgd.worker.profile import flops_per_sample, hardware
 SEQ_LEN = 256
 """The longest text, in tokens. A token has at least about 2 characters, so a text of 2 SEQ_LEN characters fits."""
 MODELS = (("tiny", SEQ_LEN), ("tiny", 2 * SEQ_LEN), ("small", SEQ_LEN))
-"""Models and lengths whose operations are counted."""
+"""Models and lengths whose operations are counted. From three of them the report tells how operations grow with the
+length and with the model."""
 
 
 def machine_of(config: LadderConfig, out: Path) -> dict[str, Any]:
@@ -71,7 +72,12 @@ def write_texts(config: LadderConfig, out: Path) -> None:
 
 
 def _write_task(config: LadderConfig, name: str, devices: Devices, out: Path) -> dict[str, Any]:
-    """Write the texts of a task, and return what is known of them."""
+    """Write the texts of a task.
+
+    Returns:
+        what is known of them: ``data``, their name; ``epoch``, the number of all texts to train on; ``longest``, the
+        tokens of the longest text of the proof; and ``operations`` (see `_operations`).
+    """
     task = config.ladder.tasks[name]
     arm = arm_of(config, devices, name, "texts", None, task.samples)
     settings = dict(arm.settings)
@@ -85,7 +91,7 @@ def _write_task(config: LadderConfig, name: str, devices: Devices, out: Path) ->
         folder.mkdir(parents=True, exist_ok=True)
         write_rows(folder / "train.jsonl", limited(train, number))
         write_rows(folder / "validation.jsonl", evaluation)
-    settings["data"] = str(folder)
+    settings["data"] = str(folder)  # of the proof, which is the last stage
     prepared = _task_of(name, settings).prepare(0, cache)
     longest = prepared.samples("train").lengths.max()
     operations = _operations(name, settings, cache)

@@ -23,6 +23,7 @@ def train_naively(live: Live, torchrun_world: World | None) -> Result:
 
     Args:
         live: a run of text classification or of masked words.
+        torchrun_world: not used; `asyncsgd.run.execute.execute` takes it too.
     """
     from transformers import AutoTokenizer
 
@@ -35,7 +36,7 @@ def train_naively(live: Live, torchrun_world: World | None) -> Result:
     labels = None
     if isinstance(task, LabelledTask):
         labels = [corpus.labels.index(name) for name in corpus.train.labels]
-    tokenizer = AutoTokenizer.from_pretrained(task.known["tokenizer"])
+    tokenizer = AutoTokenizer.from_pretrained(task.known["tokenizer"])  # found when the task was prepared
 
     def evaluate() -> None:
         totals = live.record.totals
@@ -57,7 +58,7 @@ def train_naively(live: Live, torchrun_world: World | None) -> Result:
                 version=number + 1,
                 arrival_delay=0,
                 outcome=APPLIED,
-                uses=((number, 0),),
+                uses=((number, 0),),  # the dispatch, and its delay
                 drops=(),
                 abandoned=(),
                 started=(),
@@ -72,7 +73,7 @@ def train_naively(live: Live, torchrun_world: World | None) -> Result:
         if live.stop_requested.begin_step():
             raise Interrupted
 
-    live.stop_requested.begin_step()
+    live.stop_requested.begin_step()  # the longest step decides how long a run may go on after a signal
     torch.set_num_threads(DEFAULT_THREADS)
     evaluate()
     try:

@@ -135,7 +135,7 @@ def with_setting(config: GivenSettings, word: str) -> Settings:
             nothing after the = the key is removed. A stage of a chain has its name for a key.
 
     Raises:
-        UsageError: if there is no such key; of a setting of runs the plan says so.
+        UsageError: if there is no such key. A setting that does not exist is not noticed here: `make_plan` refuses it.
 
     >>> with_setting({"models": {}, "base": {"samples": 800}}, "base.samples=400")
     {'models': {}, 'base': {'samples': 400}}

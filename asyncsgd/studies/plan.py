@@ -9,13 +9,13 @@ like this (``asyncsgd/configs/`` has more):
     algorithms:                                     # what is compared
       sync: {mode: sync}
       ringmaster: {mode: async, rule: "ringmaster:threshold={nproc}"}   # also its own tune: and conditions:
-    conditions:                                     # crossed with every algorithm; lists are crossed among themselves
+    conditions:                                     # crossed with every algorithm; lists in a block are crossed too
       - {nproc: [2, 4], clock: virtual, speeds: "slow:worker=0,factor=3"}
     seeds: [100, 101, 102, 103, 104, 105]
     tuning: {grid: {learning_rate: [5.0e-4, 1.0e-3]}, seeds: [0]}
     pilots: [10, 11, 12, 13, 14]                    # seeds of runs of the tuned reference that fix target and seconds
-    finetune: {data: pydocs, repetitions: 1}        # any setting of train.py classification; or, with
-                                                    # task: token_classification, of train.py token_classification
+    finetune: {data: pydocs, repetitions: 1}        # any setting of train.py classification; with a task:, those of
+                                                    # token_classification or question_answering
     analysis: {reference: sync, primary: {endpoint: time_to_target, num_workers: 4, clock: virtual}}
 
 Three more keys, each with its default:
@@ -23,7 +23,8 @@ Three more keys, each with its default:
     task: masked_lm      # what is learned: one of the library's tasks, or MODULE:CLASS of one's own, whose fields are
                          # settings; base_model and finetune are for masked_lm
     exclude: []          # no arms of these: {algorithm: sync, nproc: 2} takes out those that have all of its values
-    replicates: 1        # runs of a measured arm on each seed, to see how much equal runs differ; tests take the first
+    replicates: 1        # test runs on each seed of an arm whose clock is real, to see how much equal runs differ; the
+                         # statistical tests take the first
 
 `analysis` may also name a `control`, an algorithm whose updates are as small as those of an asynchronous one, e.g.
 `small: {mode: sync, batch_size: "{16//nproc}"}`: at equal samples it makes as many updates.
@@ -35,7 +36,8 @@ it, beside what it does to another. They are tested at equal samples, as one fam
 
 A config with `stages` in place of `algorithms` is a chain of several stages; see `asyncsgd.studies.chain`.
 
-An *arm* is an algorithm under one condition; a *block* is a seed: all arms run on it, in an order of its own.
+An *arm* is an algorithm under one condition. A *block* is a seed: all arms run on it, in an order of its own. A *group*
+is the arms that have one condition and one batch size.
 
 A config with `ladder` in place of `algorithms` is a speed ladder; see `asyncsgd.studies.ladder`.
 
@@ -138,7 +140,7 @@ class StudyPlan:
 
     @property
     def stages_without_arms(self) -> dict[str, ChainStage | Finetune]:
-        """Name -> stage, of those that have no arms; the last one is called finetune."""
+        """Name -> stage, of those that have no arms. The last one is called finetune; `Chain.after` ends before it."""
         stages: dict[str, ChainStage | Finetune] = {}
         for stage in (*self.chain.before, *self.chain.after):
             stages[stage.name] = stage
@@ -157,12 +159,14 @@ class StudyPlan:
     @functools.cached_property
     def tuning_targets(self) -> tuple[TuningTarget, ...]:
         """One target for each folder of trials, in the order of the chain."""
+        # Stages before the arms belong to no arm, whose name is empty here.
         targets = [stage.tuning_target("", f"before/{stage.name}") for stage in self.chain.before if stage.trials]
         for arm in self.arms:
             if arm.trials:
                 settings = resolve({**self.base, **arm.settings})
                 targets.append(TuningTarget(arm.name, arm.task, settings, arm.trials, f"tuning/{arm.name}"))
-        # The runs say on the models of which arms a later stage is tuned.
+        # The runs say on the models of which arms a later stage is tuned. Trials of the stages before the arms are no
+        # runs of the stage "trial".
         trials = [run for run in self.runs if run.stage == "trial" and run.trial is not None]
         folders_and_arms = [(run.folder.rpartition("/")[0], run.arm) for run in trials]
         for folder, name in dict.fromkeys(folders_and_arms):
@@ -234,7 +238,7 @@ class StudyPlan:
                 tuned = _trial_of(run, with_trials.trials, chosen_trial)
             if tuned is None:
                 return None
-            return {**stage.settings, **tuned, **model, "seed": run.finetune_seed}
+            return {**stage.settings, **tuned, **model, "seed": run.finetune_seed}  # of any stage without arms
         arm = self.arm(run.arm)
         tuned = _trial_of(run, arm.trials, chosen.get(arm.name))
         budget: Settings = {}
@@ -285,7 +289,7 @@ def make_plan(given: GivenSettings, name: str = "the config") -> StudyPlan:
     config_keys = given
     if "stages" in given:
         of_two_stages, chain = two_stages(given)
-        config_keys = _by_its_last_stage(of_two_stages)
+        config_keys = _with_score_as_endpoint(of_two_stages)
     config: Config = typed(config_keys, Config, name)
     base = settings_of(config.base, "base")
     base_model = None
@@ -296,7 +300,7 @@ def make_plan(given: GivenSettings, name: str = "the config") -> StudyPlan:
             raise UsageError("base_model makes the model that the first stage starts from; take model out of there")
     task = chain.task if "stages" in given else config.task
     is_tuned_before = any(stage.trials for stage in chain.before)
-    is_tuned_after = bool(chain.on_tuning_seeds)
+    is_tuned_after = bool(chain.on_tuning_seeds)  # the last stage too, which is not in `chain.after`
     arms = arms_of(config, base, task, is_tuned_before=is_tuned_before, is_tuned_after=is_tuned_after)
     finetune = None if config.finetune is None else _finetune(config.finetune)
     analysis = None if config.analysis is None else _with_condition(config.analysis, arms, finetune)
@@ -390,7 +394,7 @@ def _with_condition(analysis: Analysis, arms: Sequence[Arm], finetune: Finetune 
     return msgspec.structs.replace(analysis, primary=primary)
 
 
-def _by_its_last_stage(given: GivenSettings) -> Settings:
+def _with_score_as_endpoint(given: GivenSettings) -> Settings:
     """The config of a chain with its endpoint filled in: the score of the last stage, by which alone it is compared."""
     score = _finetune(given["finetune"]).score
     if given.get("analysis") is None:
@@ -423,7 +427,7 @@ def _timed_by(arms: Sequence[Arm], base: GivenSettings, analysis: Analysis, conf
             named = {key: settings[key] for key in ("schedule", "target_loss", "samples", "seconds")}
             is_same_at_any_budget = named["schedule"] == "constant" and named["target_loss"] is None
             pilots_tell_seconds = has_pilots and named["seconds"] is None
-            has_seconds = pilots_tell_seconds or not named["samples"]
+            has_seconds = pilots_tell_seconds or not named["samples"]  # every run has samples or seconds
             if not (is_same_at_any_budget and has_budget_of_reference and has_seconds):
                 got = ", ".join(f"{key}: {value}" for key, value in named.items() if value is not None)
                 raise UsageError(

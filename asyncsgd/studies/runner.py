@@ -33,6 +33,7 @@ from asyncsgd.studies.arms import Loop, flags_of
 from asyncsgd.studies.config import GivenSettings, words_of_score
 from asyncsgd.studies.progress import Progress, RunKind
 from asyncsgd.tasks import class_named
+from asyncsgd.tasks.labelled_task import HeadTask
 
 if TYPE_CHECKING:  # it imports torch
     from asyncsgd.run.run import Run
@@ -52,7 +53,7 @@ PRELOAD_OF_TRANSFORMERS = (
 NOT_STARTED = "NOT STARTED"
 """The status of a run whose folder is missing or empty."""
 STOP_SECONDS = 30.0
-"""So long runs that were asked to stop may take to save what they have. Then they are killed."""
+"""Seconds that runs have, after they were asked to stop, to save what they have. Then they are killed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +195,9 @@ class Runner:
                     _make_run(job, self._context, self._stop)
                 self._report(job, time.monotonic() - began)
                 self._stop.check()
-            if self._context is not None and self._side_by_side is not None:
+            if others:
+                assert self._context is not None
+                assert self._side_by_side is not None
                 self._run_others(others, self._context, self._side_by_side)
 
     def _run_others(self, waiting: list[PlannedJob], context: ForkServerContext, side_by_side: int) -> None:
@@ -230,12 +233,9 @@ class Runner:
         summary = read_summary(job.path)
         metrics = summary.get("metrics") or {}
         task = job.settings.task
-        has_head = getattr(task, "has_head", False)
-        score = None
-        if has_head:
-            score = next(iter(task.scored_by()))
+        score = next(iter(task.scored_by())) if isinstance(task, HeadTask) else ""
         result = ""
-        if score is not None and isinstance(metrics.get(score), float):
+        if isinstance(metrics.get(score), float):
             result = f"{words_of_score(score)} {metrics[score]:.4f}"
         elif isinstance(summary.get("final_eval_loss"), float):
             result = f"loss {summary['final_eval_loss']:#.5g}"
@@ -265,6 +265,7 @@ def output_to(path: Path) -> Iterator[None]:
         os.dup2(file.fileno(), 2)
         try:
             # A notebook's streams are no file descriptors.
+            # `best_effort`: a message that cannot be written, e.g. on a full disk, ends no run.
             with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file), best_effort():
                 yield
         finally:

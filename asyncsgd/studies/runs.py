@@ -85,7 +85,7 @@ def runs_of(
                 if is_first:  # else the run is that of an equal trial that comes earlier
                     folder = f"tuning/{arm.name}/t{number}-s{seed}"
                     yield PlannedRun(folder, "tuning", arm.name, seed, trial=number, parent=parents[seed])
-    if chain.on_tuning_seeds and analysis is not None:
+    if chain.on_tuning_seeds and analysis is not None:  # `two_stages` refuses such a chain without analysis
         yield from _trials(config.tuning.seeds, arms, baseline, analysis, chain, parents)
     for seed in config.pilots:
         for arm in shuffled(arms, 0, "pilot", seed):
@@ -160,7 +160,7 @@ def _trials(
     """The runs of the chain's stages after the one with the arms, on tuning seeds.
 
     The models of the reference go through all of them. Those of the other arms go through a stage if it, or a later
-    one, is tuned for each arm.
+    one, is tuned for each arm (`ChainStage.each`).
 
     Args:
         parents_of_arms: seed -> the folder whose model all arms start from.
@@ -170,8 +170,8 @@ def _trials(
     reference = next(arm.name for arm in of_condition if arm.algorithm == analysis.reference)
     for seed in seeds:
         parents: dict[str, str | None] = {}
-        for each in arms:
-            parents[each.name] = f"tuning/{each.name}/t{UNKNOWN_TRIAL}-s{seed}"
+        for tuned in arms:
+            parents[tuned.name] = f"tuning/{tuned.name}/t{UNKNOWN_TRIAL}-s{seed}"
         for name in baseline:
             parents[name] = parents_of_arms[seed]
         for number, stage in enumerate(chain.on_tuning_seeds):

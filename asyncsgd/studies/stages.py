@@ -32,7 +32,7 @@ def fork_server_for(plan: StudyPlan) -> ForkServerContext:
     model = None
     modules: set[str] = set()
     if not tasks.isdisjoint(TASKS):  # a task of the user's own needs no transformers
-        model, _ = plan.models_and_data()[0]
+        model, _ = plan.models_and_data()[0]  # of the first arm; the classes of other models are imported when needed
         modules.update(PRELOAD_OF_TRANSFORMERS)
     modes = {arm.settings.get("mode") for arm in plan.arms}
     for kind in KINDS:
@@ -90,14 +90,14 @@ def carry_out(
         for _ in range(study.plan.chain.rounds(stage)):
             study.choose()
             failed_here = {job.folder for job in failed}  # with `retry` these too are still to do
-            to_do = study.to_do(stage, _shard_of(stage, shard), retry=retry)
-            todo = [job for job in to_do if job.folder not in failed_here]
-            if stage == "base" and todo and shard[0] > 1:
+            left = study.to_do(stage, _shard_of(stage, shard), retry=retry)
+            to_make = [job for job in left if job.folder not in failed_here]
+            if stage == "base" and to_make and shard[0] > 1:
                 raise RunError(f"the base model is made by --shard 1/{shard[1]}; run it first, then this command again")
-            if todo:
+            if to_make:
                 runner = Runner(context, stop, jobs, progress)
                 try:
-                    runner.run(todo)
+                    runner.run(to_make)
                 finally:
                     progress.clear()  # so that the next message has a line of its own
                 failed += runner.failed
