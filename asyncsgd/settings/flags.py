@@ -58,7 +58,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _path_of_run(text: str) -> str:
-    """The path of the run that is the last one, or that alone begins so; of what is no run, `text`."""
+    """The path of the run that `last` or an unambiguous beginning of a path names. Any other text stays as it is."""
     from asyncsgd.records.run_folder import find_run
 
     path = Path(text)
@@ -71,6 +71,7 @@ def _path_of_run(text: str) -> str:
 def _refuse_own_parts(settings: Mapping[Any, Any], path: str | Path) -> None:
     """Refuse settings of a run that had a rule or an optimizer of the user's own."""
     own = []
+    # Of such a rule null is written, of an optimizer what it was made with, of a schedule MODULE:NAME.
     if settings.get("rule", "") is None:
         own.append("rule")
     if OPTIMIZER_OPTIONS in settings:
@@ -118,7 +119,8 @@ class Flags:
     Args:
         settings: the class, see the module.
         contradictions: yields what is wrong between settings that are each within bounds, the first cause first.
-        task, task_class: its name and the name of its class, which a file may say too; empty: there is none.
+        task, task_class: the name of the task that is trained and that of its class. A file may name either, and one
+            that names another task is refused. Empty: no task is trained.
 
     >>> Width = dataclasses.make_dataclass("Width", [("width", int, setting(8, "columns", at_least=1))], frozen=True)
     >>> Model = dataclasses.make_dataclass("Model", [("shape", Width, group(Width, "shape"))], frozen=True)
@@ -231,10 +233,10 @@ class Flags:
             check_format(loaded, Path(path))
             _refuse_own_parts(loaded, path)
         self._check_task(loaded, path)
-        no_settings = ABOUT_THE_RUN if is_of_run else (TASK,)
+        no_settings = ABOUT_THE_RUN if is_of_run else {TASK} - self.specs.keys()
         values: dict[str, object] = {}
         for key, value in loaded.items():
-            if key in no_settings and (is_of_run or key not in self.specs):
+            if key in no_settings:
                 continue
             spec = self.known(key, f"{path}: ")
             if spec.name in values:  # once with a dash, once with an underscore
@@ -297,19 +299,19 @@ class Flags:
             if isinstance(default, list | tuple):
                 default = ",".join(map(str, default))
             help = metadata["help"]
-            kind = dict[str, Any](nargs="?", const=True)
+            options = dict[str, Any](nargs="?", const=True)  # further arguments of `add_argument`
             if spec.kind is not bool:
                 help = f"{help} (default: {default})"
-                kind = {}
+                options = {}
             # No choices= or type= here: files and flags are converted and checked by the same code, after merging.
             named = metadata["named"]
             names = ",".join(spec.choices if named is None else named.by_name)
             metavar = "{" + names + "}" if names else metavars.get(spec.kind, "VALUE")
             if metadata["repeats"]:
-                kind = {"action": "append"}
+                options = {"action": "append"}
                 metavar = "TEXT"
             groups[spec.group].add_argument(
-                *spec.flags, dest=spec.name, metavar=metavar, help=help.replace("%", "%%"), **kind
+                *spec.flags, dest=spec.name, metavar=metavar, help=help.replace("%", "%%"), **options
             )
         config = parser.add_argument_group("config")
         config.add_argument("--config", metavar="FILE.yaml", help="read settings from a file; flags override it")
@@ -325,7 +327,8 @@ class Flags:
         ``--version`` and ``--print-config`` print to stdout and exit with code 0; of several ranks, all do.
 
         Args:
-            is_led: whether this is not the host of rank 0, which alone needs the folder of ``--resume``.
+            is_led: True on a host that is led by rank 0 on another host. Such a host does not need the folder of
+                ``--resume``.
 
         Raises:
             UsageError: for everything the user has to type differently.

@@ -22,7 +22,8 @@ from asyncsgd.settings.numbers import number, out_of_bounds, shortened, whole_nu
 
 T = TypeVar("T")
 _BOUNDS = ("at_least", "above", "below", "at_most")
-_WANTED: Mapping[type, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+_PLAIN_KINDS: Mapping[type, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+"""Type that is read here -> what its values are called in messages."""
 
 
 def setting(
@@ -90,7 +91,7 @@ class Spec(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether its values are numbers, text or truth values. Others are read by `asyncsgd.settings.kinds`."""
-        return self.kind in _WANTED
+        return self.kind in _PLAIN_KINDS
 
     @property
     def flags(self) -> list[str]:
@@ -135,7 +136,7 @@ class Spec(NamedTuple):
         hint = ""
         if kind is str and not isinstance(given, str | None):
             hint = "; put it in quotes"
-        raise UsageError(f"{shown} must be {_WANTED[kind]}, got {shortened(given)}{hint}")
+        raise UsageError(f"{shown} must be {_PLAIN_KINDS[kind]}, got {shortened(given)}{hint}")
 
     def checked(self, given: object) -> Any:
         """Return what is given, converted; refuse it out of bounds."""
@@ -144,8 +145,9 @@ class Spec(NamedTuple):
         if value is None:
             return None
         bounds = {bound: self.metadata[bound] for bound in _BOUNDS}
-        out = [out_of_bounds(each, **bounds) for each in (value if isinstance(value, list | tuple) else [value])]
-        wanted = next(filter(None, out), "")
+        values = value if isinstance(value, list | tuple) else [value]
+        complaints = [out_of_bounds(each, **bounds) for each in values]  # empty texts for those within bounds
+        wanted = next(filter(None, complaints), "")
         hint = ""
         if self.choices and value not in self.choices:
             wanted = f"one of {', '.join(self.choices)}"
@@ -162,16 +164,15 @@ def specs_of(kind: Any) -> Mapping[str, Spec]:
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         if field.metadata.get("found"):
-            continue  # a task finds it out by itself
-        of_field = hints[field.name]
-        all_parts = [*kinds.parts_of(of_field)]
+            continue  # declared with `asyncsgd.found`: a task finds its value by itself
+        all_parts = [*kinds.parts_of(hints[field.name])]
         parts = [part for part in all_parts if part is not types.NoneType]
+        # The type of a setting that may be left open is the type beside None; that of choices is text.
+        kind_of_field = parts[0] if len(parts) == 1 else hints[field.name]
         choices = ()
-        if len(parts) == 1:
-            (of_field,) = parts
-        arguments = typing.get_args(of_field)
-        if typing.get_origin(of_field) is Literal and all(isinstance(argument, str) for argument in arguments):
-            of_field = str
+        arguments = typing.get_args(kind_of_field)
+        if typing.get_origin(kind_of_field) is Literal and all(isinstance(argument, str) for argument in arguments):
+            kind_of_field = str
             choices = arguments
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
@@ -179,16 +180,16 @@ def specs_of(kind: Any) -> Mapping[str, Spec]:
         if default is dataclasses.MISSING:
             raise UsageError(f"the field {field.name!r} of {kind.__name__} needs a default value")
         repeats = field.metadata.get("repeats", False)  # of text, or several
-        if of_field not in _WANTED and not repeats and not kinds.is_known(of_field):
+        if kind_of_field not in _PLAIN_KINDS and not repeats and not kinds.is_known(kind_of_field):
             raise UsageError(
-                f"the field {field.name!r} of {kind.__name__} is of type {kinds.described(of_field)}, which no flag "
-                f"can give; make fields of numbers, text, true or false, enums, paths, or tuples and lists of them"
+                f"the field {field.name!r} of {kind.__name__} is of type {kinds.described(kind_of_field)}, which no "
+                f"flag can give; make fields of numbers, text, true or false, enums, paths, or tuples and lists of them"
             )
         # The fields of a user's own task may be plain ones.
         metadata = field.metadata if "help" in field.metadata else setting(default, "").metadata
         name = metadata["name"] or field.name
         may_be_none = default is None or parts != all_parts
-        specs[name] = Spec(name, field.name, "", of_field, choices, default, metadata, may_be_none)
+        specs[name] = Spec(name, field.name, "", kind_of_field, choices, default, metadata, may_be_none)
     return specs
 
 
