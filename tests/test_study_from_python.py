@@ -254,7 +254,6 @@ class Twice(Asynchronous):
         ({"tune": ["learning_rate"]}, "tune must be lists of values by name"),
         ({"tuning_seeds": []}, "tuning_seeds names none; name one or more, e.g. range(8)"),
         ({"seeds": []}, "seeds names none; name one or more, e.g. range(8)"),
-        ({"seeds": 8}, "seeds must be whole numbers, e.g. range(8), got 8"),
         ({"seeds": [0.5, 1.5]}, "seeds must be whole numbers, e.g. range(8), got [0.5, 1.5]"),
         ({"question": {"primary": "time_to_target"}}, "question.primary: expected keys with values, got a text"),
         ({"seeds": [1, 2, 1]}, "seeds has 1 more than once; name each seed once, e.g. range(8)"),

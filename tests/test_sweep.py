@@ -104,11 +104,12 @@ def results_of(out):
 
 def files_of(out):
     """Every file below the folder, with its inode and its time: what has been written, and what has not."""
-    stats = {}
+    files = {}
     for path in out.rglob("*"):
         if path.is_file() and not path.name.startswith(".lock"):
-            stats[path] = path.stat()
-    return {str(path.relative_to(out)): (stat.st_ino, stat.st_mtime_ns) for path, stat in stats.items()}
+            stat = path.stat()
+            files[str(path.relative_to(out))] = (stat.st_ino, stat.st_mtime_ns)
+    return files
 
 
 def forget(out, folder, status="FAILED"):
@@ -160,7 +161,6 @@ RATES = {"learning_rate": [1.0, 2.0, 3.0]}
 def test_the_plan_names_no_model_for_a_run_that_starts_from_a_model_of_the_study(unbroken):
     planned = json.loads((unbroken[1] / "plan.json").read_text())["settings"]
     assert {folder for folder, settings in planned.items() if "model" in settings} == {"base"}
-    assert len(planned) == len(plan_of(unbroken[1]).runs)
 
 
 def scored(small, out, losses, grid=RATES):
@@ -205,10 +205,10 @@ def test_trials_are_judged_by_the_mean_over_seeds_and_one_divergence_rules_a_tri
 
 def test_a_grid_with_its_keys_in_another_order_numbers_other_trials_and_takes_no_run_for_one_of_them(small, tmp_path):
     grid = {"learning_rate": [1.0, 2.0], "warmup": [0, 8]}
-    made = scored(small, tmp_path, {SYNC: [4.0] * 8, ASYNC: [4.0] * 8}, grid)
+    losses = {SYNC: [4.0] * 8, ASYNC: [4.0] * 8}
+    made = scored(small, tmp_path, losses, grid)
     made.choose()
-    tuning = {"grid": dict(reversed(grid.items())), "seeds": [0, 1]}
-    plan = make_plan({**small, "base_model": None, "tuning": tuning, "pilots": []})
+    plan = scored(small, tmp_path / "other", losses, dict(reversed(grid.items()))).plan
     assert plan.config_sha256 == made.plan.config_sha256
     with pytest.raises(UsageError, match=r"t1-s0 was made with warmup: 8, and .* has warmup: 0"):
         StudyFolder(plan, "", tmp_path).choose()

@@ -72,7 +72,7 @@ def config_of(
         "seeds": test_seeds,
     }
     last = max(test_seeds)
-    if tune is not None or any("tune" in settings for settings in config["algorithms"].values()):
+    if tune is not None or any("tune" in settings for settings in algorithms.values()):
         tuned_on = [last + 1] if tuning_seeds is None else _seeds_of(tuning_seeds, "tuning_seeds")
         last = max(last, *tuned_on)
         config["tuning"] = {"seeds": tuned_on} if tune is None else {"grid": _grid_of(tune), "seeds": tuned_on}
