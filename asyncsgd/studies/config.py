@@ -30,7 +30,7 @@ Conditions = Settings | Annotated[list[Settings], Meta(min_length=1)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 PositiveInt = Annotated[int, Meta(ge=1)]
 StudyName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]*[A-Za-z0-9]$")]
-"""The name of a study, and of its folder below ``runs/``. Its last character is none that could be part of ``..``."""
+"""The name of a study and of its folder below ``runs/``. Its last character is a letter or digit: it is no ``..``."""
 FolderPart = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]*$")]
 """A name that becomes a part of the name of a folder: no dash, which stands between parts."""
 Alpha = Annotated[float, Meta(gt=0, lt=0.5)]
@@ -96,8 +96,8 @@ class Tuning(Keys, frozen=True, kw_only=True):
     """What tuning tries, and on which seeds."""
 
     grid: Grid | None = None
-    """The values that are tried, by setting. They are crossed in the order given. An algorithm may have a grid of its
-    own, under the key `tune`."""
+    """The values that are tried, by setting. They are crossed in the order given, which numbers the trials. An
+    algorithm may have a grid of its own, under the key `tune`."""
     seeds: Seeds = (0,)
     """A file names one or more. They are empty where a config has no `tuning`, and nothing is tuned."""
 
@@ -144,9 +144,8 @@ class Analysis(Keys, frozen=True, kw_only=True):
     margins: dict[str, PositiveFloat] = {}
     """Margins of equivalence by name: ``loss``, and the score after fine-tuning."""
     margin_reasons: dict[str, str] = {}
-    """Why a margin is what it is. A margin above 10 % of what the reference improves by, its first less its last loss,
-    is used only with a reason of three words or more.
-    """
+    """Why a margin is what it is. A margin above 10 % of what the reference improves by (its loss at the start less the
+    loss that is compared) is used only with a reason of three words or more."""
     target_share: Annotated[float, Meta(gt=0, le=1)] = 0.95
     """The target loss lies this share of the way from the first to the lowest loss of the reference's pilots."""
     target_loss: PositiveFloat | None = None
