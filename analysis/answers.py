@@ -113,7 +113,7 @@ class QuestionRow(NotShown):
     # the answer in words
     word: str = ""  # one of `DECIDED`, undecided, too few seeds or not comparable
     reason: str = ""
-    left_out: str = ""  # pairs that are counted nowhere, and why
+    left_out: str = ""  # pairs that are left out, and why
     notes: tuple[Note, ...] = ()
     caveats: tuple[str, ...] = ()  # sentences that make the row exploratory
 

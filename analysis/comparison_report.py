@@ -63,7 +63,7 @@ def printed(parts: Sequence[TablePart], left_out: Sequence[str]) -> str:
         blocks.append("\n\n".join((table, *part.notes)))
     lines = ["\n\n".join(blocks)]
     if left_out:
-        lines.append("in no number:")
+        lines.append("left out:")
         lines += [f"  {line}" for line in left_out]
     return "\n".join(lines)
 

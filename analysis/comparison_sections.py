@@ -251,7 +251,7 @@ def addition_of(found: Comparisons, parts: list[TablePart]) -> Addition:
         shown = table(part.frame, notes=part.notes)
         sections.append(Section(slug(part.key), part.title, part.pictures, (shown,)))
     if found.left_out:
-        sections.append(Section("left-out", "Runs in no number", lead=tuple(found.left_out)))
+        sections.append(Section("left-out", "Runs that are left out", lead=tuple(found.left_out)))
     return Addition(
         sections=tuple(sections),
         headlines=(headline,),

@@ -350,7 +350,7 @@ def caveats_on_lost(runs: DataFrame, whose: str) -> list[str]:
     for status, number in counts.items():
         be = "is" if number == 1 else "are"
         how = "DONE without a curve" if status == "DONE" else status
-        sentences.append(f"{number} of {len(runs)} {whose} {be} {how}, and in no number.")
+        sentences.append(f"{number} of {len(runs)} {whose} {be} {how}, and left out.")
     return sentences
 
 

@@ -29,7 +29,7 @@ class RunRow(NamedTuple):
     status: str
     diverged: bool
     usable: bool  # whether it has a result
-    left_out: str  # why it is counted nowhere
+    left_out: str  # why it enters no mean, test or count
     notes: str
     # what was learned and evaluated
     task: str  # finetuning, of a fine-tuning

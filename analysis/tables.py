@@ -304,7 +304,7 @@ def confusion(runs: DataFrame, arm: str) -> DataFrame | None:
 
 
 def every_run(runs: DataFrame) -> DataFrame:
-    """All runs, with their results and why some are counted nowhere."""
+    """All runs, with their results and why some are left out."""
     kept = ["run", "stage", "arm", "seed", "replicate", "status", "loss", "metric", "seconds", "samples"]
     return runs[[*kept, "learning_rate", "left_out", "notes"]].reset_index(drop=True)
 
@@ -323,7 +323,7 @@ def _joined(names: Iterable[str]) -> str:
 
 
 def left_out(runs: DataFrame, tests: DataFrame) -> list[str]:
-    """Which runs and pairs are counted nowhere, and why."""
+    """Which runs and pairs are left out, and why."""
     lines = []
     for run in runs[runs["left_out"] != ""].itertuples():
         lines.append(f"{run.run}: {run.left_out}")

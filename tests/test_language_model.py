@@ -290,7 +290,7 @@ def test_two_seeds_bear_no_verdict_and_what_is_in_no_number_is_printed_with_the_
     assert "2 seeds bear no verdict" in (tmp_path / "page.html").read_text()
     (folder / "workers" / "gpt2" / "sync" / "s1" / "summary.json").write_text("{")
     assert report([str(folder)]) == 0
-    first, *_ = capsys.readouterr().out.partition("in no number:\n")[2].splitlines()
+    first, *_ = capsys.readouterr().out.partition("left out:\n")[2].splitlines()
     assert first.startswith("  workers/gpt2/sync/s1: UNREADABLE")
     assert report([str(tmp_path)]) == 2
     assert "asyncsgd study language_model --quick" in capsys.readouterr().err

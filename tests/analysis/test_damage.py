@@ -1,4 +1,4 @@
-"""Any damage to any file: a run that cannot be read is named with one reason and is in no number of any command."""
+"""Any damage to any file: a run that cannot be read is named with one reason and is left out by every command."""
 
 import contextlib
 import difflib

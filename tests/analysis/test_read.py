@@ -1,4 +1,4 @@
-"""Run folders as tables: which run belongs where, and why a run is in no number."""
+"""Run folders as tables: which run belongs where, and why a run is left out."""
 
 import hashlib
 import json

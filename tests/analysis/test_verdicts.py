@@ -217,7 +217,7 @@ def test_lost_fine_tunings_are_counted_named_and_make_the_row_exploratory(tmp_pa
     study = tuned(tmp_path, (SCORES, BETTER), lost, status)
     row = row_of(study, "macro_f1")
     assert row.family == "exploratory"
-    assert any(status in caveat and "in no number" in caveat for caveat in row.caveats)
+    assert any(status in caveat and "left out" in caveat for caveat in row.caveats)
     assert row.n == num_pairs
 
 
@@ -243,7 +243,7 @@ def test_killed_runs_of_a_loose_folder_are_counted(tmp_path):
             write_run(tmp_path / f"{arm.algorithm}{seed}", arm, reaches(time), seed=seed)
     (tmp_path / "async7" / "summary.json").unlink()
     study = results_of(tmp_path)
-    assert "1 of 8 runs of async-w4-virtual is UNFINISHED, and in no number." in study.headlines[0].text
+    assert "1 of 8 runs of async-w4-virtual is UNFINISHED, and left out." in study.headlines[0].text
 
 
 def test_a_run_that_ends_far_above_its_start_never_reached_a_target_and_one_that_rises_again_is_told(tmp_path):
