@@ -207,7 +207,7 @@ def _time(row: Any, ours: str, theirs: str) -> str:
     everybody = row.reached == (row.n, row.n)
     if row.cut_short and row.word == "undecided":
         advice = f"give every run the same seconds={_round_up(row.longest)}"
-        return f"{whether}, as the faster arm's budget ended first: {advice}"
+        return f"{whether}, as times are counted only to where the first run that missed it ended: {advice}"
     both = f"{_reached(ours, 'the target', row, 0)} and {_reached(theirs, 'it', row, 1)}"
     # three digits as `:g` writes them: 1000, which `:.3g` alone would write as 1e+03
     counts = f"within {float(f'{row.budget:.3g}'):g} {unit}, {both}"

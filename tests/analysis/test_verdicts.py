@@ -346,7 +346,7 @@ GAPS = (0.1, -0.2, 0.3, -0.1, 0.2, -0.3, 0.1, -0.2)
         (
             [reaches(60 + k, end=100.0) for k in range(8)],
             [reaches(70 + 2 * k, end=50.0) for k in range(8)],
-            "give every run the same seconds=100",
+            "only to where the first run that missed it ended: give every run the same seconds=100",
         ),
         (
             [ends_at(5.0)] * 8,
