@@ -20,6 +20,7 @@ from analysis.runs import Note
 ON_MARGIN = ("equivalent", "different but negligible")
 """The words that rest on the margin."""
 DECIDED = ("better", "worse", *ON_MARGIN)
+"""The words of an answer that shows something."""
 MAX_MARGIN_SHARE = 0.5
 """The widest margin that is judged, as a share of the reference's improvement."""
 MAX_UNEXPLAINED_SHARE = 0.1
@@ -149,11 +150,11 @@ def question_of_numbers(ours: stats.Numbers, theirs: stats.Numbers, **fields: An
 def answer_family(family: Sequence[QuestionRow], num_registered: int = 0) -> list[QuestionRow]:
     """Test the questions of one family together.
 
-    Args:
-        num_registered: questions of the registered family. Those that are not here count as showing nothing.
-
     The p of a row stays as it is beside its adjusted `p_holm`. The adjusted `p_equal` and `least_p` replace the raw
     ones: `least_p` then is what Holm's method makes of the smallest p that the number of pairs allows each row.
+
+    Args:
+        num_registered: questions of the registered family. Those that are not here count as showing nothing.
     """
     missing = 0
     if family[0].family == "primary":
@@ -218,7 +219,7 @@ def answer_alone(question: QuestionRow, family_size: int) -> QuestionRow:
 
 def _test_known_values(question: QuestionRow, ours: stats.Array, theirs: stats.Array) -> QuestionRow:
     """The question with the answer of these values, of each arm one value for each pair."""
-    row = replace(question)
+    row = replace(question)  # `question` stays as it is; it is returned with a reason where there is nothing to test
     if np.isinf([ours, theirs]).any():
         ranks = stats.signed_ranks(ours, theirs)
         row.test = "signed rank"
@@ -261,7 +262,7 @@ def _combine_ends(late: QuestionRow, early: QuestionRow) -> QuestionRow:
     tested = [row for row in (late, early) if not row.why_no_test]
     if not tested:
         return late
-    # an end without a test shows nothing: its p is 1, and its direction is neither that of a rise nor of a fall
+    # an end without a test shows nothing: its p is 1 and its direction 0
     p_ends = tuple(1.0 if row.why_no_test else row.p for row in (late, early))
     directions = {0.0 if row.why_no_test else np.sign(row.direction) for row in (late, early)}
     combined = replace(tested[0], p_ends=p_ends, p=max(p_ends) if len(directions) == 1 else 1.0)

@@ -108,6 +108,7 @@ def table_rows(runs: DataFrame) -> DataFrame:
 
 
 SHOWN_WHERE_ROWS_DIFFER = {"model", "learning_rate", "samples", "epochs", "seconds", "speeds"}
+"""Settings that have a column where any two rows of the table differ in them."""
 
 
 def _settings_with_columns(runs: DataFrame) -> list[str]:

@@ -43,7 +43,7 @@ def judge(runs: DataFrame, arms: DataFrame, comparisons: Sequence[Pairs], measur
     families: dict[str, list[QuestionRow]] = {}
     for row in asked:
         families.setdefault(row.holm_family, []).append(row)
-    # one primary question an arm
+    # the registered family names arms, each of which is asked one primary question
     num_registered = len(set(plan.registered.family or ()))
     judged: list[QuestionRow] = []
     for family in families.values():

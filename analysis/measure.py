@@ -159,7 +159,7 @@ class Measure:
         if np.isinf(values).any():
             notes.append(BY_RANKS)
         references = [run for _, run in run_pairs if run.run in curves]
-        gained = self._gained(references, values[:, 1].mean(axis=1))
+        gained = self._gained(references, values[:, 1].mean(axis=1))  # of each reference the middle of its two losses
         limits: Columns = {"notes": tuple(notes), "gained": gained}
         # unequal ends: the loss lies between two evaluations; two nan: it does not fall between them
         with_gap = [run for run in alive if losses[run.run][0] != losses[run.run][1]]
@@ -223,6 +223,7 @@ class Measure:
         run_pairs = _timed_pairs(pairs)
         if not run_pairs:
             return values_of(EMPTY, EMPTY, [], brackets=EMPTY.reshape(0, 2, 2))
+        # pairs x arms x (the last evaluation above the target, the first that holds it)
         brackets = np.array([self.crossings(pair, target) for pair in run_pairs])
         times = brackets[:, :, 1]
         runs = [run for pair in run_pairs for run in pair]
@@ -257,7 +258,7 @@ class Measure:
         return values_of(capped[:, 0], capped[:, 1], seeds, **limits)
 
     def _caveats_on_stopped(self, run_pairs: Sequence[RunPair]) -> tuple[str, ...]:
-        """Whether runs stopped at a target that one arm looked out for more often: it sees a low loss sooner."""
+        """A caveat where runs stopped at a target for which one arm looked more often: it saw a low loss sooner."""
         if not any(self.stopped(run) for pair in run_pairs for run in pair):
             return ()
         steps = []
@@ -299,7 +300,7 @@ class Measure:
         budget = given.pop() if len(given) == 1 else None
         if budget and all(end >= budget for end in missed):
             return float(budget), EVERY_RUN_HAD
-        if missed and max(missed) > 0:  # 0: no run was watched beyond its start
+        if missed and max(missed) > 0:  # 0: those that missed it were evaluated at their start alone
             return min(missed), CUT_SHORT
         return max(ends.values()), LONGEST_RUN
 

@@ -18,12 +18,16 @@ from analysis.stats import Interval, t_interval
 from analysis.trust import at_edge
 
 MISSING = "-"
+"""A cell without a value."""
 PAPER_COLUMNS = ["arm", "time (s)", "times sooner", "loss", "verdict"]
 """Columns of the table for a paper; names and words may take two lines."""
 PAPER_LATEX_FORMAT = r"@{}p{0.25\columnwidth}rrrp{0.19\columnwidth}@{}"
 UNKNOWN = Interval(math.nan, math.nan, math.nan, 0.95, 0)
+"""The mean of values that are not there."""
 MEANS = ("loss", "metric", "seconds", "samples_per_second", "updates", "samples_per_update", "delay_p95", "delay_max")
+"""Columns of `runs` of which an arm's row has the mean with its interval."""
 COSTS = ("computing", "waiting", "communicating", "memory_gib", "gpu_gib", "tokens_per_second", "mfu")
+"""Columns of `runs` of which it has the mean alone."""
 
 
 def tested(runs: DataFrame) -> DataFrame:

@@ -141,7 +141,10 @@ def _as_sentences(texts: Sequence[str]) -> list[str]:
 
 
 def _names(row: Any, arms: DataFrame) -> dict[str, str]:
-    """Arm -> its algorithm in words, or its own name where its group has two arms of one algorithm."""
+    """Arm -> its algorithm in words, or its own name where its group has two arms of one algorithm.
+
+    The treatment comes first, then the reference.
+    """
     group = arms[arms["group"] == arms.loc[row.treatment, "group"]]
     algorithms = list(group["algorithm"])
     names = {}
@@ -232,7 +235,8 @@ def _time(row: Any, ours: str, theirs: str) -> str:
 
 
 def _reached(name: str, what: str, row: Any, side: int) -> str:
-    """
+    """How many runs of an arm, the treatment (side 0) or the reference (1), reached the target within the budget.
+
     >>> from types import SimpleNamespace as Row
     >>> _reached("async", "the target", Row(reached=(0, 8), later=(0, 0), n=8), 0)
     'async never reached the target (0 of 8 runs)'
@@ -420,7 +424,7 @@ def _num_pairs_with_word(row: Any) -> int:
 
 
 def number_format(estimate: float, low: float, high: float, null: float = 0.0) -> Callable[..., str]:
-    """A function that writes a number with one digit more than its interval supports, but at most three digits.
+    """A function that writes a number down to the second digit of the width of its interval, with at most three digits.
 
     Where the interval excludes `null` there are so many digits that no end is rounded to it.
 
@@ -454,7 +458,8 @@ def _round_up(seconds: float) -> str:
 
 
 def capital(text: str) -> str:
-    """
+    """The text with a capital at its beginning.
+
     >>> capital("a word")
     'A word'
     """
