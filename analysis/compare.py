@@ -217,7 +217,7 @@ def render(runs: DataFrame, form: str) -> str:
     from analysis import tables
 
     known = pretrainings(runs)
-    groups = list(grouped(known)) if len(known) else []
+    groups = list(grouped(known))
     blocks = []
     if len(groups) > 1:
         blocks.append("WARNING: losses and metrics of different tables must not be compared")
@@ -282,7 +282,7 @@ def _pictures(runs: DataFrame) -> Iterator[tuple[str, str, DataFrame]]:
 
 def _arms(runs: DataFrame) -> list[str]:
     """The name of every run's row."""
-    keys = _settings_with_columns(runs) if len(runs) else []
+    keys = _settings_with_columns(runs)
     names = []
     for row in runs.itertuples():
         parts = [str(row.rule or row.mode), f"w{row.workers:g}", row.clock]
