@@ -108,7 +108,7 @@ def train(
             and weight decay are those of this call.
         learning_rate: the peak learning rate. None: what the task states in its `Defaults`, else 1e-3, with SGD 0.1.
         schedule: how the learning rate falls after the peak, by name; None: the task's, else ``constant``. Or a
-            function that is defined in a file, not in a console: it is given how far the run is behind
+            function that is defined in a file, not in a console: it is given how far the run is past
             its warm-up, from 0 at the end of that to 1 at the end of the run, and returns the rate as a share of the
             peak.
         warmup: over how many samples the rate rises linearly to the peak; below 1 it is a share of the run's samples.

@@ -1,6 +1,6 @@
 """Lets ``torchrun script.py --nproc 4`` start. Standard library only.
 
-torchrun parses *all* tokens for its own options, also those behind the script's name. It refuses ``--nproc`` as an
+torchrun parses *all* tokens for its own options, also those after the script's name. It refuses ``--nproc`` as an
 ambiguous abbreviation of ``--nproc-per-node`` and ``--nproc_per_node`` (pytorch/pytorch#120601). At the end of
 ``import torch``, before torchrun parses, torch calls the entry points of the group ``torch.backends``. `accept_nproc`
 is one of them. It writes the token out in full. Without it that token is an error in torchrun, so nothing that works

@@ -5,7 +5,7 @@
     python experiments/train.py mine:Spirals --clock virtual --nproc 8
 
 The tasks are masked_lm, causal_lm, classification, token_classification and question_answering; MODULE:CLASS is one of
-your own. ``--help`` behind a task lists its settings, each with its default."""
+your own. ``--help`` after a task lists its settings, each with its default."""
 
 from __future__ import annotations
 

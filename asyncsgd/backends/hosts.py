@@ -194,7 +194,7 @@ class Hosts:
         """Go on without a host that takes no part, where hosts come and go.
 
         Args:
-            reason: what the host did, behind its name.
+            reason: what the host did, after its name.
 
         Raises:
             RunError: where all hosts have to take part.

@@ -8,7 +8,7 @@ A worker obeys: it receives a command, carries it out, answers, and receives the
 worker. It has at most one gradient, one `Wake` and the shards of one evaluation unanswered, for which every pipe has
 room: a worker that stands still blocks nobody.
 
-Vectors lie in a segment, or travel through the pair: those of `Compute`, `Evaluate` and `Copy` behind the message, a
+Vectors lie in a segment, or travel through the pair: those of `Compute`, `Evaluate` and `Copy` after the message, a
 gradient between its `GradientFollows` and its `Computed`."""
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ class ProcessBackend:
             return
         self._ask_to_stand_still()
         while self._computing - self._waiting_to_step:
-            # Not `_wait`: the checkpoint that Ctrl-C asks for is taken behind this call.
+            # Not `_wait`: the checkpoint that Ctrl-C asks for is taken after this call.
             for worker, message in self._wait_uninterrupted():
                 if isinstance(message, Computed):
                     arrived = self._arrived(worker, message)

@@ -4,9 +4,9 @@ The memory is a file without a name, handed to a child as a descriptor. So nothi
 the size of /dev/shm (docker's --shm-size) does not matter.
 
 A pull is one consistent version without any lock. The version word is 2 v while version v is current, and 2 v + 1 while
-the server writes version v + 1 (a sequence lock). A reader copies the parameters. If the word was odd before, or is
-another one behind, the server has made progress, and the reader copies again. The order of the stores and loads around
-the copy is that of x86; on other processors `asyncsgd.run.runtimes.check_transport` refuses shared memory."""
+the server writes version v + 1 (a sequence lock). A reader copies the parameters. If the word was odd before the copy,
+or is another one after it, the server has made progress, and the reader copies again. The order of the stores and loads
+around the copy is that of x86; on other processors `asyncsgd.run.runtimes.check_transport` refuses shared memory."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Loop:
     Args:
         limits: when to stop; ``samples=0`` evaluates once and stops.
         num_evaluations: how many evaluations follow the first; see `EvaluationPoints`. If these lie in seconds, the
-            virtual clock stops exactly at them, and a real one just behind them.
+            virtual clock stops exactly at them, and a real one just past them.
         parameters: returns the parameters that are evaluated, `(P,)`, for callbacks and for the best version. None:
             those of the method. Synchronous ranks give a function that gathers them: the ranks hold the parameters,
             each a copy or a part. `Method.parameters` is then empty, and the backend evaluates what the ranks hold.

@@ -188,7 +188,7 @@ class Starter:
             batches, num_given = self._batches.take(worker, num_asked)
             if num_given < num_asked:
                 self._budget_cuts = True
-                if not num_given:  # nor will those behind it get any
+                if not num_given:  # nor will those after it get any
                     self._waiting.update([(waiting.worker, waiting) for waiting in starts[place:]])
                     break
             if self._local_steps:  # at the rate that holds when its samples have arrived, if no others arrive meanwhile

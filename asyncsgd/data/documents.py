@@ -27,7 +27,7 @@ def without_surrogates(text: str) -> str:
 
 
 def joined(parts: Sequence[Documents]) -> Documents:
-    """The documents of several sources, one behind another."""
+    """The documents of several sources, one after another."""
     if len(parts) == 1:
         return parts[0]
     texts: list[str] = []

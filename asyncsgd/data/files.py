@@ -135,7 +135,7 @@ class Source:
         may_lack: Collection[str] = (),
     ) -> Rows:
         """The rows of a split; see `read_table`, which `read` may replace. Those of ``pydocs`` are texts and labels,
-        and those of ``pydocs:pairs`` have a second text behind them.
+        and those of ``pydocs:pairs`` have a second text after them.
 
         Args:
             cache: folder in which ``pydocs`` is kept between runs.

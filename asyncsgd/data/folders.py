@@ -68,7 +68,7 @@ def splits_of(
     """The files of each split of a folder, and those that are in none.
 
     Files are in the folder or in its subfolder ``data``, and are called as `sides` says, or by the word of a split with
-    the number of a shard; or they are in a subfolder that is called by such a word. What goes on behind the word of an
+    the number of a shard; or they are in a subfolder that is called by such a word. What goes on after the word of an
     evaluation makes a set of its own. Where nothing is called train, or nothing but train, the folder is read whole.
 
     Args:

@@ -40,7 +40,7 @@ _TEXTS_PER_CHUNK = 2048
 class Samples:
     """S rows in columns, ``ids`` among them. A column has a value for each row, or an array for each.
 
-    `values` are those of each column, row behind row; a column of arrays has `starts`, int64 `(S + 1,)`: row s has the
+    `values` are those of each column, row after row; a column of arrays has `starts`, int64 `(S + 1,)`: row s has the
     values from ``starts[s]`` to ``starts[s + 1] - 1``.
 
     >>> samples = Samples.of(ids=[np.arange(4), np.arange(2)], label=np.array([7, 8]))
@@ -117,7 +117,7 @@ class Samples:
 
 
 def pad(rows: Sequence[ndarray], fill: int) -> Tensor:
-    """The rows with `fill` behind the shorter ones, int64 `(B, L)`.
+    """The rows with `fill` after the shorter ones, int64 `(B, L)`.
 
     >>> pad([np.arange(3), np.arange(1)], 9).tolist()
     [[0, 1, 2], [0, 9, 9]]
@@ -213,7 +213,7 @@ def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
 def first_pieces(words: Iterable[tuple[int, int]], encoding: Encoding) -> ndarray:
     """The place of each word's first piece, int32 `(W,)`; -1 for a word without any.
 
-    A word is where it begins and where it has ended, in characters; a piece that ends behind it is not its own.
+    A word is where it begins and where it has ended, in characters; a piece that ends after it is not its own.
     """
 
     offsets = encoding.offsets
@@ -229,7 +229,7 @@ def first_pieces(words: Iterable[tuple[int, int]], encoding: Encoding) -> ndarra
 
 
 def special_around(tokenizer: PreTrainedTokenizerBase, num_texts: int = 1) -> list[list[int]]:
-    """The special tokens in front of the first of some texts, between them and behind the last, e.g. [CLS], [SEP]."""
+    """The special tokens in front of the first of some texts, between them and after the last, e.g. [CLS], [SEP]."""
     encoding = plain_backend(tokenizer).encode("a", "a" if num_texts == 2 else None)
     around: list[list[int]] = [[]]
     for token, text in zip(encoding.ids, encoding.sequence_ids, strict=True):
@@ -255,7 +255,7 @@ def rows_of(
     a document is shorter, and it is dropped below 4 ids.
 
     Args:
-        end_id: a token to put behind every document, before it is cut; None: none.
+        end_id: a token to put after every document, before it is cut; None: none.
         blocks: cut all documents together, as if they were one; so all rows but the last have C ids.
         flags: of each document, bool, one for each of its ids; they become the column ``candidates``.
 

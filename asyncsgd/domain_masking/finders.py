@@ -60,7 +60,7 @@ class Lexicon:
     A text is read word by word; a word is a run of letters and digits, and every other sign is a word of its own. A
     term is found where its words stand one after another, with any white space between them: ``oxide`` is not found
     in ``dioxide``, but in ``oxide-based``. A text is searched from the left. Of several terms that begin at one
-    word, the longest is found, and the search goes on behind it.
+    word, the longest is found, and the search goes on after it.
 
     A term in small letters is found in any case. A term with a capital letter is found as it is written, so that ``Co``
     (cobalt) is not found in ``CO``.

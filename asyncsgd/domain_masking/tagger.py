@@ -104,7 +104,7 @@ class Loaded(NamedTuple):
     model: Any
     backend: Tokenizer
     around: list[list[int]]
-    """The special tokens before and behind a text."""
+    """The special tokens before and after a text."""
     pad_id: int
     size: int
     """Pieces of the longest window."""
@@ -183,7 +183,7 @@ def load(folder: str, device: str) -> Loaded:
         raise UsageError(f"--finder ner: {folder} has no label O, so every word would be found: {', '.join(names)}")
     positions = getattr(model.config, "max_position_embeddings", None) or LONGEST_WINDOW
     embeddings = getattr(model.base_model, "embeddings", None)
-    # RoBERTa's positions begin behind that of the padding.
+    # RoBERTa's positions begin after that of the padding.
     positions -= 1 + getattr(embeddings, "padding_idx", -1)
     longest = min(LONGEST_WINDOW, positions, tokenizer.model_max_length)
     return Loaded(

@@ -47,7 +47,7 @@ from asyncsgd.worker.evaluation import evaluate_sets
 from asyncsgd.worker.worker import Gradient
 
 COMPUTING, PASSING, EXCHANGING, SENT = range(4)
-"""The places of what a stage uses, as in `asyncsgd.records.events.StageUse` behind the two numbers."""
+"""The places of what a stage uses, as in `asyncsgd.records.events.StageUse` after the two numbers."""
 
 
 class TimedStage(PipelineStage):

@@ -5,7 +5,7 @@ with its seconds. It asks no clock, no random generator, no process group and no
 decides on real processes, on a virtual clock and in a replay, which takes order and seconds from the log and computes
 the gradients again.
 
-Shapes: P elements of the flat vector, which holds all parameters one behind the other, with gaps that align them; N
+Shapes: P elements of the flat vector, which holds all parameters one after the other, with gaps that align them; N
 workers.
 
 The class attribute `KEPT` names the attributes that are saved in checkpoints; see `asyncsgd.core.state`. The structs

@@ -37,7 +37,7 @@ def open_run_folder(run: Run, command: str) -> RunFolder:
     it has a checkpoint and is not DONE.
 
     Without ``--run-dir`` the folder is called after the experiment and the settings, and a repetition gets the next
-    number behind it. With it, the folder must be new, or hold a run that has not trained, or hold a run with the same
+    number after it. With it, the folder must be new, or hold a run that has not trained, or hold a run with the same
     settings that is not DONE. An earlier run is kept under another name. With ``--overwrite`` the folder may hold any
     run that is not still going.
 

@@ -38,7 +38,7 @@ class Typed(NamedTuple):
 
     @classmethod
     def at_door(cls, door: str, command: str) -> Typed:
-        """A command was typed behind ``asyncsgd`` or ``python -m asyncsgd``."""
+        """A command was typed after ``asyncsgd`` or ``python -m asyncsgd``."""
         prog = f"{door} {command}"
         return cls(prog, prog, door, door)
 

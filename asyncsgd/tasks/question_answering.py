@@ -45,14 +45,14 @@ if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch, nump
 class QuestionAnswering(HeadTask):
     """Finding the answer to a question in a text; see the module.
 
-    A context may be longer than what a model reads. So a row holds a window of it behind the question:
+    A context may be longer than what a model reads. So a row holds a window of it after the question:
 
         [CLS] question [SEP] window [SEP]    with BERT
 
     A window that does not hold the whole answer has the first token as its target, which stands for no answer. So has
     every window of a question without an answer.
 
-    A batch has ``token_type_ids``, int64 `(B, L)`, which are 1 for the window and what is behind it; ``allowed``, bool
+    A batch has ``token_type_ids``, int64 `(B, L)`, which are 1 for the window and what is after it; ``allowed``, bool
     `(B, L)`, true where an answer may begin or end; and ``targets``, int64 `(B, 2)`, the positions of the answer's
     first and last piece. A batch of an evaluation holds all windows of its questions, and ``rows`` has their numbers.
     """

@@ -57,7 +57,7 @@ class Tagging:
         """Find the spans of sentences.
 
         Args:
-            tags: int64 `(B, W)`, numbers of tags; `OUTSIDE` behind the end of a sentence.
+            tags: int64 `(B, W)`, numbers of tags; `OUTSIDE` after the end of a sentence.
 
         Returns:
             int64 `(N, 3)`, new: of each span the place of its first word, of its last word, and the number of its type.
@@ -66,7 +66,7 @@ class Tagging:
         >>> Tagging.of(["B-GENE", "I-GENE", "O"]).spans(np.array([[0, 1, 2], [1, 0, -1]])).tolist()
         [[0, 1, 0], [4, 4, 0], [5, 5, 0]]
         """
-        # A word outside behind every sentence, so that none goes on in the next.
+        # A word outside after every sentence, so that none goes on in the next.
         padded = np.pad(np.asarray(tags), ((0, 0), (0, 1)), constant_values=OUTSIDE)
         places = padded.ravel()
         kind = self.type_of[places]
@@ -101,7 +101,7 @@ def word_and_span_counts(labels: list[str], true: np.ndarray, predicted: np.ndar
 
     Args:
         labels: the names of the tags.
-        true: int64 `(B, W)`, numbers of tags; `OUTSIDE` behind the end of a sentence.
+        true: int64 `(B, W)`, numbers of tags; `OUTSIDE` after the end of a sentence.
         predicted: the same.
 
     Returns:

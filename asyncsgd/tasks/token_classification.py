@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch, nump
 class TokenClassification(LabelledTask):
     """Tagging the words of sentences; see the module.
 
-    A batch has ``tags``, int64 `(B, W)`, the number of each word's tag, which is -1 behind the end of a sentence; and
+    A batch has ``tags``, int64 `(B, W)`, the number of each word's tag, which is -1 after the end of a sentence; and
     ``pieces``, int64 `(B, W)`, the position of each word's first piece in its row, which is -1 where it has none.
     """
 

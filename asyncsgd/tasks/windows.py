@@ -35,7 +35,7 @@ def whole_questions(windows: Samples, batch_size: int) -> list[np.ndarray]:
 
 
 def windows_of(questions: Sequence[Question], tokenizer: Any, *, seq_len: int, stride: int) -> Samples:
-    """Tokenize questions and contexts, and cut the contexts into windows; a row is a window behind its question.
+    """Tokenize questions and contexts, and cut the contexts into windows; a row is a window after its question.
 
     The window k of a question begins at piece ``k * stride`` of its context. It takes what `seq_len` leaves beside the
     question and the special tokens. The last window is the first that reaches the end.

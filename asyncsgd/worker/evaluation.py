@@ -28,7 +28,7 @@ MAIN = "main"
 """The evaluation set whose loss is that of the run."""
 
 _SET = "set:"
-"""In front of a sum of another set; behind it stand, as JSON, the set's name, which may be any text, and the sum's."""
+"""In front of a sum of another set; after it stand, as JSON, the set's name, which may be any text, and the sum's."""
 
 
 def measured(task: Task, sums: Sums) -> Measured:

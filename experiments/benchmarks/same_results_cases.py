@@ -319,7 +319,7 @@ def _tagged(draw: random.Random) -> dict[str, Any]:
 
 
 def _asked(draw: random.Random, name: str) -> dict[str, Any]:
-    """A text of which the word behind the one that is asked for is the answer; some have none."""
+    """A text of which the word after the one that is asked for is the answer; some have none."""
     words = _drawn(draw, WORDS, 4, 30)
     index = draw.randrange(len(words))
     answers: dict[str, list[Any]] = {"text": [], "answer_start": []}

@@ -49,7 +49,7 @@ def partners(topology: str, num_workers: int, seed: int) -> Callable[[int, int],
 
     def partner(worker: int, number: int) -> int:
         choice: int = choice_of(worker, number)
-        if ring:  # 0 is the worker before, 1 the worker behind
+        if ring:  # 0 is the worker before, 1 the worker after
             return (worker + 2 * choice - 1) % num_workers
         return choice if choice < worker else choice + 1  # nobody averages with itself
 
