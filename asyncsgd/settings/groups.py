@@ -139,7 +139,7 @@ class Job:
     speeds: str | None = setting(
         None,
         "how long gradients take, as NAME[:value,key=value,...]; real workers wait until it has passed",
-        unset="as long as they take; constant:1 with --clock virtual",
+        unset="as long as they take; with --clock virtual constant:1, a second each",
         aliases=("times",),
     )
     network: str | None = setting(
