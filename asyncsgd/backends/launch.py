@@ -93,7 +93,8 @@ class Launch:
     num_workers: int
     """Where hosts come and go: the most that there may be at a time."""
     rank: int | None
-    """The rank that torchrun has given this process; None: this process starts its workers itself."""
+    """The rank of this process: that of torchrun or, where hosts come and go, the agreed one. None: this process starts
+    its workers itself."""
     local_rank: int = 0
     """The number of this process among the ranks of its host."""
     ranks_here: int = 0
@@ -433,18 +434,31 @@ class World:
             self.put("an address", address.encode())
         return interface_of(address)
 
+    def takes_nccl(self, device: str) -> bool:
+        """Whether every rank has a GPU of its own, since NCCL refuses two ranks on one GPU. All ranks together call
+        this function, and get one answer.
+        """
+        import torch
+
+        ranks_here = self.num_ranks
+        if self.may_span_hosts:
+            ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", self.num_ranks))
+        has_one = device.startswith("cuda") and torch.cuda.device_count() >= ranks_here
+        if not self.may_span_hosts:
+            return has_one
+        self.put(f"GPU of rank {self.rank}", str(has_one).encode())  # hosts may differ
+        return all(self.get(f"GPU of rank {rank}") == b"True" for rank in range(self.num_ranks))
+
     @contextlib.contextmanager
     def group(self, device: str, interface: str | None = None) -> Iterator[None]:
-        """A context in which this process is a rank of the process group. The group is NCCL's if every rank has a GPU
-        of its own, since NCCL refuses two ranks on one GPU. Otherwise it is gloo's.
+        """A context in which this process is a rank of the process group: NCCL's or gloo's, see `takes_nccl`.
 
         Args:
             interface: the network interface to other hosts; None: that of the way to them.
         """
-        import torch
         from torch import distributed as dist
 
-        nccl = device.startswith("cuda") and torch.cuda.device_count() >= self.num_ranks
+        nccl = self.takes_nccl(device)
         before = os.environ.get(_INTERFACE)
         chosen = self._interface(interface)
         if chosen is not None:

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import socket
 import struct
 import tempfile
 import threading
@@ -28,6 +29,7 @@ from hypothesis import strategies as st
 from tasks import Classes, Plane
 
 from asyncsgd.backends.addresses import address_of_interface, address_towards
+from asyncsgd.backends.launch import World
 from asyncsgd.backends.link import (
     Compute,
     Computed,
@@ -693,6 +695,29 @@ def test_a_token_is_that_of_the_file_then_of_the_environment(tmp_path, monkeypat
     assert token_of(Output()) == b"e" * 40
     assert token_of(Output(token_file=str(path))) == b"f" * 40
     assert token_of(Output(trust_network=True)) == b""
+
+
+def ask_for_nccl(rank, gpus, port, answers):
+    """Be the one rank of a host with so many GPUs."""
+    place = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+    os.environ.update(place, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.cuda.device_count = lambda: gpus[rank]
+    answers.put(World.of_torchrun().takes_nccl("cuda:0"))
+
+
+@pytest.mark.parametrize(("gpus", "takes_nccl"), [((1, 1), True), ((1, 0), False), ((4, 2), True)])
+def test_ranks_of_two_hosts_take_nccl_if_each_has_a_gpu_of_its_own(gpus, takes_nccl):
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        _, port = free.getsockname()
+    ranks = [context.Process(target=ask_for_nccl, args=(rank, gpus, port, answers)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    assert [answers.get(timeout=TIMEOUT) for _ in ranks] == [takes_nccl] * 2
+    for rank in ranks:
+        rank.join(TIMEOUT)
 
 
 def test_an_address_is_that_of_the_way_or_of_the_interface():
