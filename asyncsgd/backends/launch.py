@@ -30,6 +30,7 @@ from asyncsgd import errors
 from asyncsgd.core.signals import held
 from asyncsgd.errors import UsageError
 from asyncsgd.records.best_effort import best_effort
+from asyncsgd.run.runtimes import processes_on_this_host
 from asyncsgd.torchrun import MOST_HOSTS
 
 _TORCHRUN_VARIABLES = (
@@ -440,9 +441,7 @@ class World:
         """
         import torch
 
-        ranks_here = self.num_ranks
-        if self.may_span_hosts:
-            ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", self.num_ranks))
+        ranks_here = processes_on_this_host(self.num_ranks)
         has_one = device.startswith("cuda") and torch.cuda.device_count() >= ranks_here
         if not self.may_span_hosts:
             return has_one

@@ -25,7 +25,7 @@ from asyncsgd.records.machine import available_cores
 from asyncsgd.rules import Asynchronous, FixedDelay, Synchronous, parse_rule
 from asyncsgd.rules.contract import PeerRule, Rule
 from asyncsgd.run.found import Received
-from asyncsgd.run.runtimes import Runtime, Virtual, runtime_of
+from asyncsgd.run.runtimes import Runtime, Virtual, processes_on_this_host, runtime_of
 from asyncsgd.settings import groups
 from asyncsgd.tasks.base import Task
 from asyncsgd.worker.evaluation import reestimate
@@ -164,12 +164,16 @@ class Run:
 
     @property
     def num_devices(self) -> int:
-        """How many GPUs of this machine, or cores where it is a CPU, the run's processes compute on."""
+        """How many GPUs, or cores where it is a CPU, the run's processes compute on; other hosts count as this one."""
         processes = 1 if self.runtime.in_one_process else self.runtime.num_workers
+        here = processes_on_this_host(processes)
         if self.device == "cpu":
-            return min(processes * self.runtime.threads, available_cores())
-        gpus = torch.cuda.device_count()
-        return gpus if self.all_gpus else min(processes, gpus)
+            devices_here = min(here * self.runtime.threads, available_cores())
+        elif self.all_gpus:
+            devices_here = torch.cuda.device_count()
+        else:
+            devices_here = min(here, torch.cuda.device_count())
+        return devices_here * processes // here
 
     def check_optimizer(self, layout: Layout | None = None) -> None:
         """Refuse an optimizer that cannot be served, or that cannot step a model of this layout.

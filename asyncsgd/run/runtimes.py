@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -43,6 +44,13 @@ _WRITTEN: Mapping[str, Callable[[Any], str | None]] = {
     "hogwild_state": lambda share: "shared" if share else "worker",
 }
 """Settings that are text, and objects in Python: what is read from one, and written for one."""
+
+
+def processes_on_this_host(number: int) -> int:
+    """How many of a run's `number` processes are on this host: all, unless torchrun has started them on several."""
+    if os.environ.get("WORLD_SIZE") != str(number):
+        return number
+    return int(os.environ.get("LOCAL_WORLD_SIZE", number))
 
 
 class Runtime:
@@ -259,13 +267,14 @@ class Pipeline(Runtime):
         of_whole = ("gradient_checkpointing", "compile", "prefetch", "auto_batch")
         given = " and ".join(flag_of(name) for name in of_whole if getattr(machine, name))
         gpus = torch.cuda.device_count()
+        here = processes_on_this_host(number)
         of_schedule = f"--pipeline-schedule {schedule}"
         for refused, why in (
             (given, f"{given} is for models that are not cut into stages; type --mode sync"),
             (number % stages, f"--nproc {number} must be a multiple of --stages {stages}"),
             (cuts < stages, f"--micro-batches {cuts} is fewer than the stages; type --micro-batches {4 * stages}"),
             (machine.precision == "fp16", "a pipeline has no loss scale for --precision fp16; type --precision bf16"),
-            (device == "cuda" and gpus < number, f"{number} stages need a GPU each, got {gpus}; type --device cpu"),
+            (device == "cuda" and gpus < here, f"{here} stages need a GPU each, got {gpus}; type --device cpu"),
             (
                 schedule == "deepspeed" and importlib.util.find_spec("deepspeed") is None,
                 f"{of_schedule} needs the package; type python -m pip install -c constraints.txt -e '.[deepspeed]', or "

@@ -64,9 +64,9 @@ from asyncsgd.run.execute import Notice
 from asyncsgd.run.finish import facts_at_start
 from asyncsgd.run.other_host import Here, as_led, begin_of, prepared_as
 from asyncsgd.run.run import run_of
-from asyncsgd.run.runtimes import Processes
+from asyncsgd.run.runtimes import AllReduce, Pipeline, Processes
 from asyncsgd.run.written import values_of
-from asyncsgd.settings.groups import Budget, Common, Output, Steps
+from asyncsgd.settings.groups import Budget, Common, Machine, Output, Steps
 from asyncsgd.settings.task import task_flags
 from asyncsgd.tasks.base import encode_sums
 
@@ -718,6 +718,23 @@ def test_ranks_of_two_hosts_take_nccl_if_each_has_a_gpu_of_its_own(gpus, takes_n
     assert [answers.get(timeout=TIMEOUT) for _ in ranks] == [takes_nccl] * 2
     for rank in ranks:
         rank.join(TIMEOUT)
+
+
+@pytest.mark.parametrize(
+    ("ranks_here", "gpus", "num_devices", "stages_fit"),
+    [(8, 8, 8, True), (8, 4, 4, False), (4, 4, 8, True), (4, 2, 4, False)],
+)
+def test_the_gpus_of_all_hosts_count(ranks_here, gpus, num_devices, stages_fit, monkeypatch):
+    """Of eight ranks, some on this host; the other host is like this one."""
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks_here))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    settings = Common(machine=Machine(device="cuda", micro_batches=8))
+    assert run_of("train", settings, task=Plane(), runtime=AllReduce(8)).num_devices == num_devices
+    refused = "" if stages_fit else f"{ranks_here} stages need a GPU each, got {gpus}"
+    with pytest.raises(UsageError, match=refused) if refused else contextlib.nullcontext():
+        run_of("train", settings, task=Plane(), runtime=Pipeline(8, 8))
 
 
 def test_an_address_is_that_of_the_way_or_of_the_interface():
