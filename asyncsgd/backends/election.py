@@ -71,7 +71,7 @@ def agree(
     rendezvous.open().set(name_of_address(number), address)
     pair = Pair(rendezvous, f"claim{number}", serves=False)
     pair.send(msgspec.structs.replace(claim, address=address))
-    until = awake() + 2 * deadline  # the others may wait so long for another host
+    until = awake() + 2 * deadline  # rank 0 waits for one, and may begin later than this host
     try:
         if not _has_word(pair, until, stop):
             raise RunError(f"torchrun's rank 0 on {host} says nothing; see what it says there")
@@ -98,16 +98,17 @@ def parts_of(claims: Sequence[Claim]) -> list[Agreed]:
     order = [leader, *(number for number in range(len(claims)) if number != leader)]
     parts: dict[int, Agreed] = {}
     first = 0
-    for number, host in enumerate(order):
-        parts[host] = Agreed(
-            number, len(claims), first, claims[leader].address, names[leader], num_samples, "" if number else note
+    for number, place in enumerate(order):
+        address = claims[leader].address
+        parts[place] = Agreed(
+            number, len(claims), first, address, names[leader], num_samples, note="" if number else note
         )
-        first += claims[host].num_ranks
-    return [parts[host] for host in range(len(claims))]
+        first += claims[place].num_ranks
+    return [parts[place] for place in range(len(claims))]
 
 
 def _leader_of(claims: Sequence[Claim], names: Sequence[str]) -> tuple[int, str]:
-    """Whose claim it is, by position, that makes its host lead, and what that host tells the user."""
+    """The position of the claim whose host leads, and the note for the user; empty: there is none."""
     absent = [claim for claim in claims if claim.leader_before and claim.leader_before not in names]
     latest = max(absent, key=lambda claim: claim.samples_before, default=None)
     holders = [number for number, claim in enumerate(claims) if claim.num_samples is not None]
@@ -115,6 +116,7 @@ def _leader_of(claims: Sequence[Claim], names: Sequence[str]) -> tuple[int, str]
         leader = max(holders, key=lambda number: (claims[number].num_samples, -number))
         here = claims[leader].num_samples
         assert here is not None
+        # A checkpoint that is newer than that from which the absent host led was made under its lead, or later.
         if latest is None or latest.samples_before < here:
             return leader, ""
         return leader, (
@@ -182,7 +184,7 @@ class _Hub:
             if there is None:
                 self._leave_out(number, "it does not come")
                 continue
-            address = own_address(self._interface, there)  # where ways differ, the last one is told to all
+            address = own_address(self._interface, there)  # if hosts reach it by several, the last is told to all
             ours = msgspec.structs.replace(ours, address=address)
             rendezvous = dataclasses.replace(self._rendezvous, address=address)
             self._pairs[number] = Pair(rendezvous, f"claim{number}", serves=True)

@@ -76,7 +76,7 @@ class ThisHost:
     """The address and the port of torchrun's store."""
     prefix: str
     """The prefix of names in the store: it tells apart two starts by torchrun."""
-    is_agreed: bool = False
+    is_elastic: bool = False
     """Whether hosts come and go, and have agreed who leads; see `asyncsgd.backends.election`."""
 
     @classmethod
@@ -95,7 +95,7 @@ class ThisHost:
             here.leader,
             store,
             prefix_of_start(),
-            is_agreed=launch.agreed is not None,
+            is_elastic=launch.agreed is not None,
         )
 
     @property
@@ -108,7 +108,7 @@ class ThisHost:
 
         It opens the store where torchrun has opened none; it is there for as long as this process lives. Where hosts
         come and go, the process of torchrun's rank 0 has opened one, which need not be this process."""
-        if self.is_agreed:
+        if self.is_elastic:
             return self.rendezvous("", b"").open()
         store, _, _ = next(iter(dist.rendezvous("env://")))
         return dist.PrefixStore(self.prefix, store)

@@ -62,7 +62,7 @@ class Hosts:
         this_host: the host of rank 0.
         token: the token that all hosts have; empty where the network is trusted.
         interface: the network interface whose address gloo listens on; None: that of the way to each host.
-        signs: when hosts send signs of life.
+        signs: how often hosts send signs of life, and after how many silent seconds a host is lost.
         check_stop: raises when the user has asked to stop.
         tell: says a line to the user.
     """
@@ -84,7 +84,7 @@ class Hosts:
         self._links: dict[int, Pair] = {}
         self._workers: dict[int, Pair] = {}
         self._mirror: Pair | None = None
-        self._mirrors_on: int | None = None
+        self._mirror_host: int | None = None
         self.greetings: dict[int, Hello] = {}
         """What each other host has said of itself."""
         self._heard_at: dict[int, float] = {}
@@ -100,14 +100,14 @@ class Hosts:
             address = own_address(interface, there)
             self._rendezvous[host] = this_host.rendezvous(address, token)
             self._links[host] = Pair(self._rendezvous[host], f"host{host}", serves=True)
-        patience = signs.deadline if this_host.is_agreed else math.inf
+        patience = signs.deadline if this_host.is_elastic else math.inf
         for host, hello in self._answers((Hello,), check_stop, patience=patience):
             assert isinstance(hello, Hello)
             self.greetings[host] = hello
         self._check_versions()
 
     def host_of(self, worker: int) -> int:
-        """The number of the host of a worker on another one."""
+        """The number of the host on which `worker` runs, a worker of another host than this."""
         for host, hello in self.greetings.items():
             if hello.first_worker <= worker < hello.first_worker + hello.num_workers:
                 return host
@@ -127,7 +127,8 @@ class Hosts:
             check_stop: raises when the user has asked to stop.
 
         Raises:
-            RunError: if one of them has other data, another model or other settings.
+            RunError: if one of them has other data, another model or other settings; where hosts come and go, such a
+                host is left out in place of that.
         """
         for link in self._links.values():
             with contextlib.suppress(Gone):  # `_answers` raises for a host that is gone
@@ -157,7 +158,7 @@ class Hosts:
     def mirror(self, host: int) -> Pair:
         """A pair with another host for copies of checkpoints; see `asyncsgd.backends.mirror`."""
         self._mirror = Pair(self._rendezvous[host], mirror.PAIR, serves=True)
-        self._mirrors_on = host
+        self._mirror_host = host
         return self._mirror
 
     def __enter__(self) -> Hosts:
@@ -180,9 +181,9 @@ class Hosts:
     def _address_of(self, host: int, check_stop: Callable[[], None]) -> str | None:
         """The address of another host, which the user may still have to start; None: it is left out."""
         began = awake()
-        patience = self._signs.deadline if self.this_host.is_agreed else _WAIT_NOTICE_SECONDS
+        patience = self._signs.deadline if self.this_host.is_elastic else _WAIT_NOTICE_SECONDS
         address = address_of_host(host, self._store, began + patience, check_stop)
-        if address is None and not self.this_host.is_agreed:
+        if address is None and not self.this_host.is_elastic:
             self._tell(f"waits for host {host}: type the same command there, with --node-rank {host}")
             address = address_of_host(host, self._store, began + RENDEZVOUS_TIMEOUT.total_seconds(), check_stop)
         if address is None:
@@ -200,7 +201,7 @@ class Hosts:
             RunError: where all hosts have to take part.
         """
         what = self._called(host) + reason
-        if not self.this_host.is_agreed:
+        if not self.this_host.is_elastic:
             raise RunError(what)
         self._tell(f"note   {what}; the others go on without it")
         self._links.pop(host, None)
@@ -223,7 +224,7 @@ class Hosts:
         for worker, pair in self._workers.items():
             if self.host_of(worker) in self._links:
                 pairs.append(pair)
-        if self._mirror is not None and self._mirrors_on in self._links:
+        if self._mirror is not None and self._mirror_host in self._links:
             pairs.append(self._mirror)
         began = awake()
         for pair in pairs:
@@ -324,7 +325,7 @@ class Hosts:
         lost = f"its host {hello.host} is lost: {reason}"
         for worker in range(hello.first_worker, hello.first_worker + hello.num_workers):
             self._workers[worker].give_up(lost)
-        if self._mirror is not None and host == self._mirrors_on:
+        if self._mirror is not None and host == self._mirror_host:
             self._mirror.give_up(lost)
 
 

@@ -292,7 +292,7 @@ def end_with_parent() -> None:
 
 def _run(target: Callable[..., None], arguments: tuple[object, ...]) -> None:
     end_with_parent()
-    with best_effort():
+    with best_effort():  # errors of the terminal are passed over
         target(*arguments)
 
 

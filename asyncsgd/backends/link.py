@@ -1,4 +1,5 @@
-"""The messages that a server and a worker send each other, and the pipe through which they travel.
+"""The messages that a server and its workers, and the hosts of one run, send each other, and the pipe through which
+they travel. Rank 0 is on the host of the server; see `asyncsgd.backends.hosts`, `mirror` and `election` for the others.
 
 Messages are JSON of known tuples. What is received is never unpickled, and a worker that sends anything else is lost. A
 worker inherits its end of a pipe, which nobody else has. Where vectors travel too, server and worker have the ends of a
@@ -8,8 +9,9 @@ A worker obeys: it receives a command, carries it out, answers, and receives the
 worker. It has at most one gradient, one `Wake` and the shards of one evaluation unanswered, for which every pipe has
 room: a worker that stands still blocks nobody.
 
-Vectors lie in a segment, or travel through the pair: those of `Compute`, `Evaluate` and `Copy` after the message, a
-gradient between its `GradientFollows` and its `Computed`."""
+Vectors lie in a segment (`asyncsgd.backends.segment`), in which each worker has a slot, or travel through the pair:
+those of `Compute`, `Evaluate` and `Copy` after the message, a gradient between its `GradientFollows` and its
+`Computed`."""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ class Compute(MessageBase):
     learning_rate: float | None
     """The learning rate of the local steps; None: one gradient, and no step."""
     version_in_slot: int | None
-    """The version of the parameters that lie in the worker's slot, from which it starts. None: it pulls the newest."""
+    """The version of the parameters in the worker's slot, from which it starts; through a pair that of the parameters
+    that follow. None: it pulls the newest from the segment."""
     first_draw: int
     """The number of the first computing time that is drawn for these batches; see `asyncsgd.simulation.speeds`."""
 
@@ -97,7 +100,8 @@ class ShardEvaluated(MessageBase):
 
 
 class EvaluatedAgain(ShardEvaluated):
-    """The sums of shard 0, evaluated with running statistics that were estimated again."""
+    """The sums of shard 0, whose worker has first estimated the running statistics at these parameters again. The
+    server keeps these beside the running ones."""
 
     statistics: bytes
     """float64 `(S,)`."""
@@ -191,7 +195,7 @@ class Claim(MessageBase):
     leader_before: str
     """The name of the host that led when this one took part last; empty: it did not, or led itself."""
     samples_before: int
-    """Of the checkpoint from which that host went on."""
+    """The samples of the checkpoint from which `leader_before` went on then."""
 
 
 class Agreed(MessageBase):
@@ -353,5 +357,6 @@ class Inherited:
     segment: Segment
 
     def connect(self, worker: int) -> tuple[Link, Segment | None]:
-        """Return the worker's end, and the segment that it shares with the server."""
+        """Return the worker's end, and the segment that it shares with the server. A `Rendezvous` needs the number of
+        the worker, and this does not."""
         return Link(self.connection), self.segment

@@ -73,7 +73,7 @@ def read_log(path: Path) -> Log:
         for line, fields in enumerate(read_events(path), 2):  # after the header
             kind = KINDS.get(fields["kind"])
             if kind is not None:
-                # The log has null for a number that was not finite.
+                # The log has null for a number that was not finite. No field that a replay needs is null otherwise.
                 with_nan = {name: math.nan if value is None else value for name, value in fields.items()}
                 log.append((line, msgspec.convert(with_nan, kind)))
     except msgspec.ValidationError as error:
@@ -159,7 +159,7 @@ class Replay:
         server = self.server
         hooks = Hooks(self._compare, stop_requested=lambda: until is not None and server.version >= until)
         try:
-            Loop(server, self, Limits(), 1, hooks).run()
+            Loop(server, self, Limits(), num_evaluations=1, hooks=hooks).run()
         except Differs as differs:
             return differs.difference
         return None
@@ -242,8 +242,8 @@ class Replay:
         started = self._started
         self._started = ()
         for worker, dispatch, batches, rate in started:
-            # As many batches are given as in the log. A round that the budget cut short has fewer of them than the rule
-            # asks for, and the loss of its gradient tells whether they were so many.
+            # As many batches are given as in the log, since a replay has no budget, which may have cut the last round
+            # short. If the log had a wrong number, the loss of the gradient would differ.
             here = self.server.start(worker, len(indices_of(batches)))
             if here is None:
                 raise self._differs(f"dispatch {dispatch} of worker {worker} was not started here")

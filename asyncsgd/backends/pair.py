@@ -46,8 +46,7 @@ _FRAME_BYTES = 1024
 _LENGTH = struct.Struct("!I")
 _MAX_MESSAGE_BYTES = 1 << 28
 _MAX_POSTED = 4096
-"""So many of the last sends are kept. 2^31 elements of a vector are 2,048 pieces and 2,048 tags, and neither end sends
-another vector before the other has answered or all is flushed."""
+"""Before there are more sends, the oldest is waited for."""
 _PIECE_ELEMENTS = 1 << 20
 """So many elements of a vector have one tag. While a piece is checked, the next one is received."""
 _PROOF = b"asyncsgd"
@@ -110,8 +109,9 @@ class Pair(Link):
         rendezvous: where the two ends find each other.
         name: whose pair it is, such as ``worker3``.
         serves: whether it is the server's end.
-        slot: the vectors into which the server receives what a worker sends for a gradient: `(P,)`, the gradient, and
-            if the model has running statistics `(3, S)`, its effect on them. Empty: no vectors come.
+        slot: the vectors into which the thread receives what follows a `GradientFollows`: `(P,)`, the gradient, and if
+            the model has running statistics its effect on them, `(3, S)`. Empty, as at a worker's end: whoever expects
+            a vector receives it, with `receive_vector`.
     """
 
     def __init__(self, rendezvous: Rendezvous, name: str, *, serves: bool, slot: Sequence[Tensor] = ()) -> None:
@@ -133,7 +133,7 @@ class Pair(Link):
         """Set when the other end has come, or is known to be gone."""
         self._lock = threading.Lock()
         self._early: list[bytes] = []  # messages for a peer that is not there yet
-        self._posted: collections.deque[tuple[Any, Tensor]] = collections.deque(maxlen=_MAX_POSTED)
+        self._posted: collections.deque[tuple[Any, Tensor]] = collections.deque()
         """What gloo may still be sending. It is kept here, since gloo does not send what nobody holds."""
         self._thread = threading.Thread(target=self._run, daemon=True, name=name)
         self._thread.start()
@@ -181,8 +181,8 @@ class Pair(Link):
         self._thread.join(seconds)
 
     def leave(self) -> None:
-        """Say `Stop`, and end the pair as soon as the other end has said something too. Both do so where the processes
-        go on without the pair."""
+        """Say `Stop`, and end the thread with the next message of the other end, such as its `Stop`. Where processes
+        outlive their pair, both ends call this."""
         self._leaves = True
         with contextlib.suppress(Gone):
             self.send(Stop())
@@ -208,8 +208,9 @@ class Pair(Link):
             self._posted.clear()
             self._group = None
 
-    def _in_group(self) -> Any:
-        """The group, held while it is used, since the thread may leave it. Raises `Gone` where it has."""
+    def _held_group(self) -> Any:
+        """The group. A reference keeps it alive during a call, though the thread may leave it meanwhile. Raises `Gone`
+        where it has left."""
         group = self._group
         if group is None:
             raise Gone(self.ended)
@@ -217,7 +218,9 @@ class Pair(Link):
 
     def _post(self, tensor: Tensor, channel: int) -> None:
         try:
-            work = self._in_group().send([tensor], self._peer, channel)
+            if len(self._posted) >= _MAX_POSTED:
+                self._posted.popleft()[0].wait()
+            work = self._held_group().send([tensor], self._peer, channel)
             self._posted.append((work, tensor))
         except RuntimeError as error:
             raise Gone(self.ended) from error
@@ -249,7 +252,7 @@ class Pair(Link):
                         self.receive_vector(vector)
                 else:
                     self._handed_on.send_bytes(payload)
-            # Here and not in `leave`: a group that is gone never ends the wait for what it was sending.
+            # Before this thread leaves the group: what a group that is gone was sending is waited for in vain.
             with contextlib.suppress(Gone):
                 self.flush()
             self._leave_group()
@@ -311,7 +314,7 @@ class Pair(Link):
         length = 0
         while len(content) < _LENGTH.size + length + seal_bytes:
             frame = torch.empty(_FRAME_BYTES, dtype=torch.uint8)
-            self._in_group().recv([frame], self._peer, _MESSAGE_CHANNEL).wait()
+            self._held_group().recv([frame], self._peer, _MESSAGE_CHANNEL).wait()
             content += frame.numpy().tobytes()
             (length,) = _LENGTH.unpack_from(content)
             if length > _MAX_MESSAGE_BYTES:
@@ -324,7 +327,7 @@ class Pair(Link):
 
     def _receive_pieces(self, pieces: Sequence[Tensor]) -> None:
         works = []
-        group = self._in_group()
+        group = self._held_group()
         for piece in pieces:
             tag = torch.empty(seal.TAG_BYTES, dtype=torch.uint8)
             work = group.recv([piece], self._peer, _VECTOR_CHANNEL)

@@ -99,8 +99,8 @@ class Replica(abc.ABC):
 
     Replica r takes batch t N + r at step t. A replica is one rank (`DataParallel`) or a row of them
     (`asyncsgd.pipeline.replica`). All ranks of a run construct it and call its methods together, on the initialised
-    process group. Before gradients are exchanged, they take as long as the run's speeds say. A declared factor is
-    applied to the seconds of the step before, so the first step is not slowed by one.
+    process group. Each rank waits before the exchange until its gradient has taken as long as the run's speeds say. A
+    speed that is a factor multiplies the seconds of the gradient before, so it does not slow the first step.
 
     Args:
         stages: the number of ranks of a replica. Its last rank knows its losses and the sums of its evaluations.
@@ -123,11 +123,12 @@ class Replica(abc.ABC):
 
     @abc.abstractmethod
     def gradient(self, index: int, weigh: Callable[[float], float]) -> Gradient:
-        """Compute the gradient of batch `index` and exchange it: every replica then has the sum of all.
+        """Compute the gradient of batch `index` and exchange it, weighted by its share: every replica then has the mean
+        of the equation above.
 
         Args:
-            weigh: returns the share of the batch's loss terms in those of all replicas. Every rank must call it once.
-                It blocks until all ranks have called it.
+            weigh: given the number of the batch's loss terms, returns their share in those of all replicas. Every rank
+                must call it once. It blocks until all ranks have called it.
         """
 
     @abc.abstractmethod
@@ -166,8 +167,8 @@ class Replica(abc.ABC):
         return ()
 
     def update(self, first: int, count: int) -> list[GradientAndTimes]:
-        """Take the step of batches `first` to ``first + count - 1``, or the steps of some of them. Replicas from
-        `count` on have no batch left and add nothing.
+        """Take one step along the mean of batches `first` to ``first + count - 1``. Replicas from `count` on have no
+        batch left and add nothing. With two versions there is a step for each batch whose gradient is ready.
 
         Returns:
             What became of each batch of which a step was taken, in order.
@@ -269,7 +270,8 @@ class DataParallel(Replica):
         self.norm = self._optimizer.norm
 
     def follow_statistics(self, weights: Tensor) -> None:
-        """Broadcast the statistics of that replica, as DistributedDataParallel broadcasts the buffers of rank 0."""
+        """Broadcast those of the first replica whose batch has loss terms, as DistributedDataParallel broadcasts the
+        buffers of rank 0."""
         statistics = self._flat.statistics
         if statistics is None or not bool(weights.any()):
             return

@@ -36,7 +36,8 @@ FROZEN = 2
 
 
 class Segment:
-    """A page of int64 control words, P parameters, slots of P and some more float32. Can be handed to a child.
+    """Memory that processes share: a page of int64 control words; in float32 P parameters, `num_slots` slots of P, and
+    `extra` elements; in float64 S running statistics, and `(3, S)` for each slot. Can be handed to a child.
 
     Args:
         size: P.
@@ -123,7 +124,8 @@ def _nameless(length: int) -> int:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
     if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, length)  # reserved now: later SIGBUS would end the process in a full memory
+        # Reserved now. If memory were full at the first touch of a page, SIGBUS would end the process.
+        os.posix_fallocate(descriptor, 0, length)
     else:
         os.ftruncate(descriptor, length)
     return descriptor

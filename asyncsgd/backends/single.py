@@ -88,6 +88,7 @@ class SingleBackend(InOrder):
         self._clock.pause()
         began = time.perf_counter()
         num_shards = len(self.present)
+        # All shards are evaluated with the same statistics, so they are estimated again once.
         shards = [self._worker.evaluate(shard, num_shards, estimates=shard == 0) for shard in range(num_shards)]
         peaks = ((0, *peak_bytes(parameters.device)),)
         return measured_in_shards(self._worker.task, shards, time.perf_counter() - began, peaks)

@@ -57,6 +57,7 @@ def _check_elastic(has_server: bool) -> None:
         )
     if os.environ.get("TORCHELASTIC_RUN_ID", "none") == "none":
         raise UsageError("with --nnodes MIN:MAX torchrun needs a name for the job; type --rdzv-id NAME as well")
+    # The store of torchrun's agent stays on the first host of the first start. With the variable each rank 0 opens one.
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         raise UsageError(
             f"with --nnodes MIN:MAX hosts that stay look for torchrun's store where it was before a host came; type "

@@ -111,7 +111,8 @@ class ServedWorker:
                 self._idle_since = time.perf_counter()
             elif isinstance(command, Compute) and not self._carry_out(command):
                 return
-        self._flat.check()
+            # A `Wake` that comes here was for a wait that is over.
+        self._flat.check()  # that the model still has its parameters in the flat vector
 
     def _carry_out(self, command: Compute) -> bool:
         """Run `_compute`. If it raises RunError, tell the server, which ends the run. Return whether the run goes
@@ -149,7 +150,7 @@ class ServedWorker:
                 parameters.copy_(self._cpu_buffer)
             if statistics is not None:
                 link.receive_vector(statistics.values)
-            return version_in_slot or 0
+            return version_in_slot or 0  # 0 in an evaluation; with a pair a gradient is always given a version
         if version_in_slot is not None:
             assert self._slot is not None
             parameters.copy_(self._slot)
@@ -179,8 +180,8 @@ class ServedWorker:
         pulled = time.perf_counter()
         indices = indices_of(command.batches)
         worker = self._worker
-        # Behind the last batch of the budget the data may go on. If they end there, the exit code tells the server that
-        # this worker has left, and others compute the rest.
+        # Workers are also given batches after the last one of the budget, in case gradients are dropped. If the data
+        # end there, the exit code tells the server that this worker has left, and others compute the rest.
         if indices[-1] >= self._num_batches and not worker.has_batch(indices[-1]):
             os._exit(NO_BATCH_LEFT)
         if command.learning_rate is None:
@@ -235,13 +236,14 @@ class HogwildWorker(ServedWorker):
         version = self._pull(None)
         gradient = self._worker.gradient(command.batches[0].first)
         until = time.perf_counter() + self._straggling.wait_seconds(time.perf_counter() - began, command.first_draw)
-        while (left := until - time.perf_counter()) > 0:
+        frozen_seconds = 0.0  # they do not count
+        while (left := until + frozen_seconds - time.perf_counter()) > 0:
             self._link.sleep_unless_woken(left)
-            held = time.perf_counter()
+            frozen_at = time.perf_counter()
             if not self._may_step():
                 return False
-            until += time.perf_counter() - held  # the seconds in which this worker was frozen do not count
-        computed = time.perf_counter()
+            frozen_seconds += time.perf_counter() - frozen_at
+        computed = time.perf_counter() - frozen_seconds
         if not self._may_step():
             return False
         control = self._shared.control
