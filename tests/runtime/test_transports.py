@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import pickle
 import shutil
-import socket
 import struct
 import tempfile
 import threading
@@ -697,29 +696,26 @@ def test_a_token_is_that_of_the_file_then_of_the_environment(tmp_path, monkeypat
     assert token_of(Output(trust_network=True)) == b""
 
 
-def ask_for_nccl(rank, gpus, port, answers, both_have_it):
-    """Be the one rank of a host with so many GPUs. Rank 0 has the store, so it ends last."""
-    place = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
-    os.environ.update(place, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.cuda.device_count = lambda: gpus[rank]
-    answers.put(World.of_torchrun().takes_nccl("cuda:0"))
-    both_have_it.wait(TIMEOUT)
-
-
 @pytest.mark.parametrize(("gpus", "takes_nccl"), [((1, 1), True), ((1, 0), False), ((4, 2), True)])
-def test_ranks_of_two_hosts_take_nccl_if_each_has_a_gpu_of_its_own(gpus, takes_nccl):
-    context = multiprocessing.get_context("fork")
-    answers = context.Queue()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        _, port = free.getsockname()
-    given = (gpus, port, answers, context.Barrier(2))
-    ranks = [context.Process(target=ask_for_nccl, args=(rank, *given)) for rank in range(2)]
+def test_ranks_of_two_hosts_take_nccl_if_each_has_a_gpu_of_its_own(gpus, takes_nccl, monkeypatch):
+    """Two threads, named after their ranks, are the ranks; they have one store, as torchrun's ranks have."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus[int(threading.current_thread().name)])
+    store = torch.distributed.HashStore()
+    answers = []
+
+    def ask(rank):
+        world = World(rank, 2, None)
+        vars(world)["_store"] = store
+        answers.append(world.takes_nccl("cuda:0"))
+
+    ranks = [threading.Thread(target=ask, args=(rank,), name=str(rank)) for rank in range(2)]
     for rank in ranks:
         rank.start()
-    assert [answers.get(timeout=TIMEOUT) for _ in ranks] == [takes_nccl] * 2
     for rank in ranks:
         rank.join(TIMEOUT)
+    assert answers == [takes_nccl] * 2
 
 
 @pytest.mark.parametrize(
