@@ -233,7 +233,8 @@ def _fingerprint(num_built_in: int, train: Documents, evaluation: Documents, lab
     """`Corpus.fingerprint`; the versions of packages count once for each source that is built in."""
     versions = json.dumps(package_versions(), sort_keys=True) * num_built_in
     digest = hashlib.sha256()
-    if labels or any(train.labels):
+    # Texts without labels keep the digest that they had before there were labels.
+    if labels or any(train.labels) or any(evaluation.labels):
         digest.update(json.dumps([versions, *labels]).encode())
         for documents in (train, evaluation):
             digest.update(json.dumps([documents.texts, documents.labels]).encode())

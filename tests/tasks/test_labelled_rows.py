@@ -92,6 +92,16 @@ def test_names_that_no_text_has_stay_and_a_class_that_only_the_evaluation_has_is
     assert "no training pair has the label nobody" in corpus.notes
 
 
+def test_a_corrected_number_of_a_further_set_is_what_the_set_is_scored_on(tmp_path):
+    for numbers in ([1.0, 2.0], [1.0, 5.0]):
+        rows = [{"text": f"c {number}", "label": value} for number, value in enumerate(numbers)]
+        folder = table(tmp_path / "p", train=[{"text": "a", "label": 1}], dev=[{"text": "b", "label": 2}], more=rows)
+        sets = (str(folder / "dev.jsonl"), str(folder / "more.jsonl"))
+        _, task = read(folder / "train.jsonl", labels="number", eval_data=sets)
+        batch = task.prepare(0, tmp_path / "cache").data(0).evaluation["more"][0]
+        assert batch["labels"].tolist() == numbers
+
+
 def test_numbers_are_taken_as_they_are_and_missing_ones_are_left_out(tmp_path):
     rows = [{"text": "a", "label": -1}, {"text": "b", "label": "2.5"}, {"text": "c", "label": None}]
     folder = table(tmp_path / "p", train=rows, test=[{"text": "d", "label": 4}])
