@@ -49,7 +49,10 @@ class HeadTask(TextTask):
 
     has_head: ClassVar[bool] = True
     start_from: ClassVar[tuple[str, ...]] = (
-        *("masked_lm", "classification", "token_classification", "question_answering"),
+        "masked_lm",
+        "classification",
+        "token_classification",
+        "question_answering",
     )
 
     model_name: str = setting("tiny", START, name="model", aliases=("init_from",), run=True)
@@ -183,6 +186,14 @@ class LabelledTask(HeadTask):
         super().write_set(corpus, tokenizer, folder)
         rows = json.dumps(corpus.eval.rows)
         (folder / "rows.json").write_text(rows, encoding="utf-8")
+
+    def is_of(self, corpus: Corpus, folder: Path) -> bool:
+        """Whether predictions would have the indices of the rows that the sets of `corpus` have in their sources."""
+        for number, of_set in enumerate(corpus.evaluations):
+            places = json.loads((folder / side_of(number) / "rows.json").read_bytes())
+            if places != list(of_set.eval.rows):
+                return False
+        return True
 
     def look(self, corpus: Corpus, tokenizer: Any, initial: Built) -> Mapping[str, Any]:
         return {"labels": corpus.labels}

@@ -147,6 +147,12 @@ class TextTask(Task):
         """Keep the rows of an evaluation set, and what is asked of them, in a folder that is not there yet."""
         self.encode(corpus, "eval", tokenizer).save(folder)
 
+    def is_of(self, corpus: Corpus, folder: Path) -> bool:
+        """Whether a folder of the cache, which is found by its texts, also fits what the key leaves out: where the
+        texts stand in their source. If not, the rows are kept once more, under a key with these places.
+        """
+        return True
+
     def rows_depend_on(self) -> Sequence[object]:
         """What `encode` reads beside texts, tokenizer and `seq_len`, as JSON."""
         return ()
@@ -255,6 +261,9 @@ class TextTask(Task):
         key += [pieces, self.seq_len, *task.rows_depend_on()]
         write = functools.partial(task.write, corpus, tokenizer)
         folder = cached(cache, self.name, key, write)
+        if not task.is_of(corpus, folder):
+            places = [of_set.eval.rows for of_set in corpus.evaluations]
+            folder = cached(cache, self.name, [*key, places], write)
         train = Samples.load(folder / "train")
         held_out = Samples.load(folder / "eval")
         facts: dict[str, Any] = {

@@ -320,6 +320,17 @@ def test_predictions_of_a_set_without_labels_are_those_of_the_saved_model_row_by
     assert len(validation) == 41
 
 
+def test_predictions_have_the_indices_of_the_file_as_it_is_now(folder, tmp_path):
+    rows = rows_of(folder, "train")
+    for places in ([0, 1], [2, 3], [0, 1]):  # the same texts behind two rows without one, and again
+        empty = [{"text": " ", "label": "A"}] * places[0]
+        write_tables(tmp_path, train=rows[:40], test=[*empty, *rows[40:42]])
+        task = prepared(Classification, tmp_path, predictions=str(tmp_path / "said"))
+        task.final(task.model(0).eval())
+        lines = (tmp_path / "said" / "test.tsv").read_text().splitlines()[1:]
+        assert [int(line.split("\t")[0]) for line in lines] == places
+
+
 def test_tags_are_predicted_of_sentences_without_tags(folder, tmp_path):
     (tmp_path / "test.jsonl").write_text('{"tokens": ["ant", "bee", "\\u200b"]}\n{"tokens": ["cat"]}\n')
     sets = (f"dev={folder / 'dev.jsonl'}", str(tmp_path / "test.jsonl"))
