@@ -17,6 +17,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.tasks import models
 
 Change = Callable[[dict[str, Tensor]], None]
+SHAPE = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +134,13 @@ def test_a_half_precision_configuration_does_not_round_the_encoder():
     assert torch.equal(classifier.get_parameter("bert.embeddings.word_embeddings.weight"), weight)
 
 
+def test_a_dropout_that_the_configuration_spells_without_a_point_is_the_one_that_is_asked_for(tmp_path):
+    config = BertConfig(vocab_size=20, attention_probs_dropout_prob=0, **SHAPE)
+    BertForMaskedLM(config).save_pretrained(tmp_path)
+    model = models.load_model(str(tmp_path), 20, seq_len=8, dropout=0.25, seed=0).model
+    assert model.config.attention_probs_dropout_prob == 0.25
+
+
 @pytest.mark.parametrize(
     ("family", "more"),
     [
@@ -146,9 +154,8 @@ def test_a_half_precision_configuration_does_not_round_the_encoder():
 )
 def test_the_longest_sequence_is_the_longest_that_the_model_itself_computes(family, more, tmp_path):
     """RoBERTa and its kin number positions from the padding's on, so 34 rows are 34 tokens of BERT only."""
-    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     model = AutoModelForMaskedLM.from_config(
-        AutoConfig.for_model(family, vocab_size=20, max_position_embeddings=34, **shape, **more)
+        AutoConfig.for_model(family, vocab_size=20, max_position_embeddings=34, **SHAPE, **more)
     )
     model.save_pretrained(tmp_path)
 

@@ -405,7 +405,8 @@ def _load(model: str, dropout: float, auto_class: str) -> tuple[Any, tuple[str, 
     try:
         config = transformers.AutoConfig.from_pretrained(model, local_files_only=local, trust_remote_code=False)
         for name in (*_BERT_DROPOUT, *_DISTILBERT_DROPOUT, *_GPT2_DROPOUT):
-            if isinstance(getattr(config, name, None), float):
+            # A config.json may spell 0.0 as 0. None means that the layer takes another layer's value.
+            if isinstance(getattr(config, name, None), float | int):
                 setattr(config, name, dropout)
         auto_model = getattr(transformers, auto_class)
         loaded, report = auto_model.from_pretrained(
