@@ -343,7 +343,7 @@ def _lines_or_paragraphs(path: Path, text: str, reading: Reading, tell: Callable
     if kind == "lines":
         documents = [line for line in text.split("\n") if line.strip()]
     else:
-        for paragraph in paragraphs:
+        for paragraph in filter(str.strip, paragraphs):  # three blank lines in a row have an empty one between them
             lines = map(str.strip, paragraph.split("\n"))
             documents.append(" ".join(lines))
     why = ""

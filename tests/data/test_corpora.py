@@ -99,7 +99,7 @@ def test_the_fingerprint_changes_with_a_text_its_label_the_order_and_the_split_a
     ("content", "texts"),
     [
         (b"\xef\xbb\xbfone two\r\n three\x0cfour \r\n\n", ["one two", "three\x0cfour"]),
-        (b"\none\ntwo\n \t\n\nthree\n  four\n", ["one two", "three four"]),
+        (b"\none\ntwo\n \t\n\n\n\nthree\n  four\n", ["one two", "three four"]),
     ],
 )
 def test_a_text_file_holds_a_document_a_line_or_where_it_has_blank_lines_a_paragraph(tmp_path, content, texts):
