@@ -189,6 +189,7 @@ WRONG_PARAMETERS = {
     "--mask every_step:step=x": "mask parameter step='x' is not a whole number",
     "--track points_file:digit=3": "tracker 'points_file' has no parameter 'digit'",
     "--track wandb:x=3": "tracker 'wandb' takes no parameters; type --track wandb",
+    "--tech true --candidates c --mask every_step": "--tech is a masking of its own, got --mask every_step",
     "--mask word:x=3": "--mask word takes no parameters, got word:x=3",
 }
 

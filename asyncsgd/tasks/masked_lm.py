@@ -101,8 +101,8 @@ class MaskedLM(LanguageModel):
         if by_candidate and self.candidates is None:
             flag = "--tech" if self.tech else "--mask candidates"
             raise UsageError(f"{flag} needs a folder that experiments/mask_candidates.py fills; add --candidates DIR")
-        if self.tech and self.mask == "word":
-            raise UsageError("--tech is a masking of its own, got --mask word; drop one of the two")
+        if self.tech and self.mask not in ("token", "candidates"):
+            raise UsageError(f"--tech is a masking of its own, got --mask {self.mask}; drop one of the two")
         if self.candidate_share != type(self).candidate_share and (self.tech or not by_candidate):
             masking = "--tech, whose share is 1" if self.tech else f"--mask {self.mask}"
             raise UsageError(f"--candidate-share is for --mask candidates, got {masking}; drop one of the two")
