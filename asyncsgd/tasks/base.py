@@ -193,16 +193,17 @@ class Task(abc.ABC):
     def weight(self, batch: Batch) -> float:
         """Loss terms behind the batch's loss; more than 0 in training. Read from the batch on the CPU.
 
-        By default the rows of its tensors, which may be fewer in the last batch of an evaluation; `batch_size` where
-        they have different numbers of rows.
+        By default the rows of its tensors, which may be fewer in the last batch of an evaluation; a tensor with one
+        number has none and does not count. Where tensors have different numbers of rows, it is `batch_size`. That is
+        too much for a shorter last batch of an evaluation, so such a task needs a `weight` of its own.
 
         Raises:
             UsageError: if there are no tensors whose rows could be counted.
         """
-        rows = set(row_counts(batch))
+        rows = {len(tensor) for tensor in tensors_in(batch) if tensor.ndim}
         if not rows:
             raise UsageError(
-                f"no tensor can be seen in a batch of type {type(batch).__name__}, so its loss terms cannot be "
+                f"no tensor with rows is seen in a batch of type {type(batch).__name__}, so its loss terms cannot be "
                 f"counted; give the task a method weight(batch), or make the batch a mapping, list, tuple or dataclass"
             )
         return float(rows.pop() if len(rows) == 1 else self.batch_size)

@@ -2,6 +2,7 @@
 
 import collections
 import hashlib
+import types
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import BatchEncoding
 
 from asyncsgd.errors import UsageError
-from asyncsgd.tasks.base import row_counts, split_rows, tensors_in
+from asyncsgd.tasks.base import Task, row_counts, split_rows, tensors_in
 from asyncsgd.tasks.tensors import TensorData, train_fingerprint
 
 sizes = st.integers(1, 40)
@@ -97,7 +98,10 @@ def default(values):
     return collections.defaultdict(list, values)
 
 
-@pytest.mark.parametrize("kind", [dict, collections.OrderedDict, default, collections.UserDict, BatchEncoding])
+KINDS = [dict, collections.OrderedDict, default, collections.UserDict, BatchEncoding]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @given(rows=st.integers(1, 9), parts=st.integers(1, 9))
 def test_a_mapping_is_cut_into_mappings_of_its_kind_and_stays_as_it_was(kind, rows, parts):
     parts = min(rows, parts)
@@ -111,6 +115,11 @@ def test_a_mapping_is_cut_into_mappings_of_its_kind_and_stays_as_it_was(kind, ro
     assert torch.cat([part["x"] for part in split]).tolist() == batch["x"].tolist()
     assert torch.cat([part["inner"]["y"] for part in split]).tolist() == list(range(rows))
     assert [len(tensor) for tensor in tensors_in(batch)] == [rows, rows]
+
+
+def test_the_rows_of_a_short_batch_are_its_weight_also_with_a_tensor_of_one_number_beside_them():
+    batch = {"x": torch.zeros(3, 2), "temperature": torch.tensor(2.0)}
+    assert Task.weight(types.SimpleNamespace(batch_size=4), batch) == 3.0
 
 
 class Drawn:
