@@ -37,7 +37,9 @@ Directions = Mapping[str, Literal["higher", "lower"]]
 """Metrics by name, each with the direction that is better."""
 
 Batch = Any
-"""A tensor, or a mapping (a dict, BatchEncoding), list, tuple or dataclass of batches; the rest stays as it is."""
+"""A tensor, or a mapping (a dict, BatchEncoding), list, tuple or dataclass of batches. Values of any other type are
+passed on unchanged: they are neither moved to a device nor split. A read-only mapping is made again by its type, which
+has to take a dict."""
 
 Sums = dict[str, Any]
 """By name, what adds up over batches: numbers, numpy arrays or tensors. Always there are ``loss``, summed over the loss
@@ -287,6 +289,8 @@ def map_tensors(
         for field in dataclasses.fields(batch):
             values[field.name] = inner(getattr(batch, field.name))
         return dataclasses.replace(batch, **values)
+    if isinstance(batch, Mapping):
+        return type(batch)({key: inner(value) for key, value in batch.items()})  # type: ignore[call-arg]
     return batch
 
 

@@ -98,7 +98,7 @@ def default(values):
     return collections.defaultdict(list, values)
 
 
-KINDS = [dict, collections.OrderedDict, default, collections.UserDict, BatchEncoding]
+KINDS = [dict, collections.OrderedDict, default, collections.UserDict, BatchEncoding, types.MappingProxyType]
 
 
 @pytest.mark.parametrize("kind", KINDS)
