@@ -171,6 +171,9 @@ def test_tech_leaves_out_sequences_without_a_candidate_and_counts_them(train, ro
     tech = prepared(train, root, tech=True)
     numbers = [task.facts()["num_train_samples"] for task in (every, tech)]
     assert 0 < tech.facts()["num_without_candidates"] == numbers[0] - numbers[1]
+    for mask, is_told in (("token", False), ("word", False), ("candidates", True)):
+        notes = prepared(train, root, mask=mask).facts()["notes"]
+        assert any("as if there were no candidates" in note for note in notes) == is_told
     rows = tech.samples("train")
     for number in range(len(rows)):
         assert np.any(rows.row("candidates", number))

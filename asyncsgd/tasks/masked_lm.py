@@ -153,7 +153,8 @@ class MaskedLM(LanguageModel):
         if self.candidates is not None:
             num_with = int(_with_candidates(train).sum())
             num_without = len(train) - num_with
-            if num_without:
+            # The masks by token and by word know no candidates, which then only get an evaluation of their own.
+            if num_without and (self.tech or self.mask not in ("token", "word")):
                 treatment = "are left out" if self.tech else "are masked as if there were no candidates"
                 notes.append(f"{num_without} training sequences without a candidate {treatment}")
             facts["candidates_sha256"] = self.known["candidates_sha256"]
