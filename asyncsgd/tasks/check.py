@@ -143,10 +143,7 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
         if len(statistics) < len(list(model.buffers())):
             statistics += _moving_with_parameters(model, trial, lambda: task.outputs(trial, to_device(batch, where)))
         repeated, _ = gradients(batch)
-        is_same = repr(loss) == repr(repeated)
-        if where.type != "cpu":
-            is_same = is_same or math.isclose(loss, repeated, rel_tol=1e-4)
-        if not is_same:
+        if not _is_same(loss, repeated, where):
             raise UsageError(
                 f"the same batch at the same parameters has loss {loss:.9g} and then {repeated:.9g}; draw from torch's "
                 f"default generator in outputs() and loss(), and leave the batch as it is"
@@ -162,6 +159,13 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
         check_can_be_sent(task, f"the task {type(task).__name__}")
     num_evaluation_batches = {name: len(batches) for name, batches in data.evaluation.items()}
     return Checked(num_parameters, unused, loss, float(weight), num_evaluation_batches, statistics, tuple(notes))
+
+
+def _is_same(loss: float, repeated: float, where: torch.device) -> bool:
+    """Whether a loss that was computed twice is one loss: on the CPU to the last bit, NaN too; a GPU may add up in
+    another order each time.
+    """
+    return repr(loss) == repr(repeated) or (where.type != "cpu" and math.isclose(loss, repeated, rel_tol=1e-4))
 
 
 def _moving_buffers(model: nn.Module, trial: nn.Module) -> tuple[str, ...]:
@@ -338,8 +342,8 @@ def _check_halves(
         else:
             module.training = False
     loss, gradient = gradients(batch)
-    loss_of_part, _ = gradients(batch, part=1)
-    if repr(loss_of_part) != repr(loss):
+    with_other_seed, _ = gradients(batch, part=1)
+    if not _is_same(loss, with_other_seed, next(model.parameters()).device):
         return (
             "outputs() or loss() draws random numbers in evaluation mode too, so each evaluation draws them from a "
             "seed of its own"

@@ -14,6 +14,7 @@ from transformers import BatchEncoding
 
 from asyncsgd.errors import UsageError
 from asyncsgd.tasks.base import Task, row_counts, split_rows, tensors_in
+from asyncsgd.tasks.check import _is_same
 from asyncsgd.tasks.tensors import TensorData, train_fingerprint
 
 sizes = st.integers(1, 40)
@@ -120,6 +121,13 @@ def test_a_mapping_is_cut_into_mappings_of_its_kind_and_stays_as_it_was(kind, ro
 def test_the_rows_of_a_short_batch_are_its_weight_also_with_a_tensor_of_one_number_beside_them():
     batch = {"x": torch.zeros(3, 2), "temperature": torch.tensor(2.0)}
     assert Task.weight(types.SimpleNamespace(batch_size=4), batch) == 3.0
+
+
+@pytest.mark.parametrize(("device", "is_same"), [("cpu", False), ("cuda", True)])
+def test_a_loss_may_differ_in_its_last_digits_on_a_gpu_alone(device, is_same):
+    assert _is_same(1.0, 1.00001, torch.device(device)) == is_same
+    assert not _is_same(1.0, 1.001, torch.device(device))
+    assert _is_same(float("nan"), float("nan"), torch.device(device))
 
 
 class Drawn:
