@@ -39,7 +39,8 @@ class Corpus:
     fingerprint: str
     """16 hexadecimal digits that change with a text, its label, order or side, and with a package of ``pydocs``."""
     split: str = ""
-    """What `eval` is, where documents have labels: ``test``, ``validation``, or a set of its own in the source."""
+    """What `eval` is, where documents have labels or there are several sets: ``test``, ``validation``, or the name of
+    another set; else empty."""
     labels: tuple[str, ...] = ()
     """The names of all labels, in the order of their numbers."""
     notes: tuple[str, ...] = ()
@@ -58,7 +59,9 @@ class Corpus:
         return tuple(corpora)
 
     def fingerprint_of(self, blocks: bool) -> str:
-        """The fingerprint of its evaluation: blocks of texts are another test than the texts one by one."""
+        """The fingerprint, or another one where texts are cut in blocks, which are another test than texts one by
+        one.
+        """
         if not blocks:
             return self.fingerprint
         digest = hashlib.sha256(f"blocks {self.fingerprint}".encode())
@@ -78,13 +81,14 @@ def load_corpus(
 ) -> Corpus:
     """Load the texts that `data` names and set some of them aside for evaluation.
 
-    Texts to evaluate on are those of `eval_data`, or of another split of a folder or Hub data set (of plain texts in a
-    folder that is ``validation``), or else what `split_documents` sets aside, called ``test``. A split without labels
-    is not scored on; the next one is. Of several sets that are named, the first has labels; one without any is there to
-    be predicted. Rows without text are left out, and so are rows whose label is -1, with which GLUE marks those without
-    one. A text of any evaluation set is never trained on. `notes` counts all of these. Labels that are numbers get
-    their names from ``labels.json`` beside the files, or as the Hugging Face library has left them in a Parquet file;
-    else a number is its own name.
+    Texts to evaluate on are those of `eval_data`, or of another split of a folder or Hub data set, or else what
+    `split_documents` sets aside, called ``test``. Of texts with labels that other split is ``test``, else
+    ``validation``; of plain texts on the Hub it is ``validation``, else ``test``; of plain texts in a folder it is
+    ``validation``. A split without labels is not scored on; the next one is. Of several sets that are named, the first
+    has labels; one without any is there to be predicted. Rows without text are left out, and so are rows whose label is
+    -1, with which GLUE marks those without one. A text of any evaluation set is never trained on. `notes` counts all of
+    these. Labels that are numbers get their names from ``labels.json`` beside the files, or as the Hugging Face library
+    has left them in a Parquet file; else a number is its own name.
 
     Args:
         data: ``"pydocs"`` (whose labels are the packages), a file, a folder (see `asyncsgd.data.folders`), or
@@ -201,6 +205,7 @@ def _read_sources(parts: Sequence[CorpusPart], split: str | None, whole: bool) -
     for sets in sets_of_sources.values():
         documents = joined([evaluation_set.documents for evaluation_set in sets])
         have_labels = all(evaluation_set.has_labels for evaluation_set in sets)
+        # Where the sources call their sets differently, the name of the last one stands for all.
         joined_sets.append(EvaluationSet(sets[-1].name, documents, have_labels))
     return joined(learned), joined_sets
 
@@ -208,6 +213,7 @@ def _read_sources(parts: Sequence[CorpusPart], split: str | None, whole: bool) -
 def _held_out(parts: Sequence[CorpusPart], sets: Sequence[EvaluationSet], named: Sequence[str]) -> dict[str, set[str]]:
     """The texts of all evaluation sets, by the set: of those to score on, and of any other that a source has."""
     texts = {evaluation.name: set(evaluation.documents.texts) for evaluation in sets}
+    # The sources of named sets are the last ones.
     first_named = len(parts) - len(named)
     for number, part in enumerate(parts):
         for split in part.sets():

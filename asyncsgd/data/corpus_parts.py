@@ -84,6 +84,7 @@ class CorpusPart:
             if not text:
                 continue
             self.first_rows.setdefault(label, place)
+            # Without a number there is nothing to learn from; rows without a class are looked at below.
             if label or kind.has_classes or not is_learned:
                 kept.append((text, label, number))
             if not label:
@@ -114,6 +115,7 @@ class CorpusPart:
         elif self.source.is_hub:
             preferred = ["validation", "test"]
         usual = evaluation_sets(sets, preferred)
+        # Texts that are set aside are called test, so --split test asks for them where the source has no such set.
         if split is None or (split == "test" and not usual):
             for name in usual:
                 evaluation = self.evaluation(name, train)
@@ -145,7 +147,9 @@ class CorpusPart:
         raise UsageError(f"{self.source.name} has no {name} split to score on; drop --split{nearest(name, sets)}")
 
     def first_with_labels(self, train: Documents) -> EvaluationSet:
-        """The first set of the source that has labels, or the first one where none has; a file is a set."""
+        """The first set of the source that has labels, or the first one where none has. The set of a single file is its
+        only split, which is called train.
+        """
         preferred = ("test", "validation") if self._kind.label else ("validation", "test")
         names = evaluation_sets(self.source.sides, preferred) or [TRAIN]
         sets = [self.evaluation(name, train) for name in names]
@@ -166,8 +170,8 @@ class CorpusPart:
     def _missing(self, scored: Documents, train: Documents) -> set[str]:
         """The labels that stand for no label in a set to score on.
 
-        -1 is a class as any other if the training texts have it and classes have no names. It is a number as any other
-        if there are others.
+        -1 is a class as any other if the training texts have it and classes have no names; where they have, the label
+        is already empty here. Of numbers, -1 is one as any other if the set has other numbers too.
         """
         if not self._kind.label:
             return set()

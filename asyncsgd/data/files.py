@@ -301,7 +301,7 @@ def _delimited(
         hint = "type --quoting none if quotation marks are ordinary characters there"
         raise UsageError(f"{path} cannot be read ({error}); {hint}") from error
     check_columns(str(path), columns, table.columns, may_lack)
-    table = table.fillna("")
+    table = table.fillna("")  # what a row with too few fields lacks
     if quoting == "standard" and reading.quoting is None:
         for name in table.columns:
             line_ends = table[name].str.count("\n")
@@ -321,7 +321,7 @@ def _delimited(
 
 
 def _delimiter(header: str, wanted: Collection[str], usual: str) -> str:
-    """What separates the columns: `usual`, unless the header has the wanted ones with another alone.
+    """What separates the columns: `usual`, unless the header has the wanted names only with another separator.
 
     >>> _delimiter("text;label", ["text", "label"], ","), _delimiter("a;b", ["text"], ",")
     (';', ',')

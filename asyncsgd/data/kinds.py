@@ -30,7 +30,7 @@ class Kind(NamedTuple):
     takes: Sequence[str] = ("pydocs", "hub:NAME")
     has_classes: bool = True  # else a label is a number
     fewest: int = 2  # the training texts must have so many labels
-    names: Names = None  # the names of the labels, where the columns have these names
+    names: Names = None  # where each label has a column of 0 and 1 with its name: these columns
 
     def sources(
         self, data: str, columns: Mapping[str, str], eval_data: EvalData | None = None, reading: Reading = AS_IT_IS
@@ -45,7 +45,7 @@ class Kind(NamedTuple):
         if not self.label:
             parts = [Source(part, takes=self.takes, reading=reading) for part in joined_parts(data)]
             return parts, scored
-        if len(columns) < 2:
+        if len(columns) < 2:  # both flags name one column
             name, flag = next(iter(columns.items()))
             raise UsageError(f"{self.text}s and {self.label}s are both {name!r}; name another with {flag}")
         source = Source(data, kinds=TABLES, needs=TRAIN, takes=self.takes, reading=reading)

@@ -42,9 +42,9 @@ def whole_epochs(
 
     and batch i has the positions i B to i B + B - 1, so a batch may end one epoch and begin the next.
 
-    By length, the batches that lie within an epoch have its samples sorted: groups of `RUN` batches, the last one
-    shorter, in random order, and the samples of a group in random order too. A batch that lies in two epochs has
-    samples of any length.
+    By length, the batches that lie within an epoch are made so: sort their samples by length, cut them in groups of
+    `RUN` batches, of which the last one is shorter, shuffle the groups, and shuffle the samples of each group. A batch
+    that lies in two epochs has samples of any length.
 
     Args:
         lengths: tokens of each sample, `(S,)`, S >= 1.
@@ -67,6 +67,7 @@ def whole_epochs(
         order = draw.permutation(size)
         if not by_length:
             return order
+        # The first samples, (-epoch S) mod B of them, belong to a batch that began in the epoch before.
         first = min(-epoch * size % batch_size, size)
         end = size - (size - first) % batch_size
         inside = order[first:end]

@@ -18,8 +18,8 @@ class Purpose(enum.IntEnum):
     ORDER = 1
     MASK = 2
     DROPOUT = 3
-    EVALUATION = 4
-    NOISE = 5
+    EVALUATION = 4  # the masks of evaluations
+    NOISE = 5  # torch's generator in evaluations
     ITEM = 6
 
 

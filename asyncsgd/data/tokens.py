@@ -154,6 +154,7 @@ def pair_rows(
     The tokenizer is not asked to cut: it keeps all pieces that it cuts off, and those of the first text times those of
     the second. 13,556 pairs of docstrings cut to 32 tokens took 5.9 GB.
     """
+    # The token types of a pair: by 0 and 1 those of its two texts, by None those of the special tokens around them.
     sample = plain_backend(tokenizer).encode("a", "a")
     around = special_around(tokenizer, 2)
     types: dict[int | None, list[int]] = {None: [], 0: [], 1: []}
@@ -213,7 +214,8 @@ def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
 def first_pieces(words: Iterable[tuple[int, int]], encoding: Encoding) -> ndarray:
     """The place of each word's first piece, int32 `(W,)`; -1 for a word without any.
 
-    A word is where it begins and where it has ended, in characters; a piece that ends after it is not its own.
+    A word is the place of its first character and the place after its last one. A piece that ends after the word
+    belongs to more than this word, and does not count.
     """
 
     offsets = encoding.offsets
@@ -326,7 +328,8 @@ def fill(folder: Path, make: Callable[[Path], None]) -> None:
     """Let `make` fill a temporary folder, and give it its name.
 
     Raises:
-        UsageError: if the cache folder, in which `folder` lies, cannot be written.
+        UsageError: if the cache folder, in which `folder` lies, cannot be written. Any OSError of `make` is taken for
+            that, since what `make` reads has been looked at before.
     """
     cache_dir = folder.parent
     try:

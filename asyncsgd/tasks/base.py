@@ -55,14 +55,19 @@ class Batches(Protocol):
 
 
 class Data(Protocol):
-    """A task's data in one process."""
+    """A task's data in one process.
+
+    A stream is an endless sequence of training batches, in an order of its own. Each worker has a stream, which has the
+    worker's number.
+    """
 
     def batch(self, stream: int, index: int) -> Batch:
         """Training batch `index` of a stream, on the CPU; a pure function."""
 
     @property
     def evaluation(self) -> Mapping[str, Batches]:
-        """The evaluation sets by name, ``main`` first: batches that are the same for every seed and in every mode.
+        """The evaluation sets by name, ``main`` first: batches that are the same for every seed and
+        for every way to train.
 
         The loss and metrics of a run are those of ``main``; the others' go into the details of each evaluation.
         """
@@ -84,8 +89,8 @@ class Task(abc.ABC):
     """
 
     name: ClassVar[str]
-    """In records and tables: that of the class, ``two_spirals`` for `TwoSpirals`, if neither it nor a class that it
-    inherits from says another one."""
+    """What records and tables call the task. By default it is the name of the class in small letters, ``two_spirals``
+    for `TwoSpirals`. A class that sets `name` passes it on to its subclasses."""
     _says_its_name: ClassVar[bool] = False
     """Whether the class, or one that it inherits from, says a name."""
     better: ClassVar[Directions] = {}
@@ -122,6 +127,7 @@ class Task(abc.ABC):
         """The task with all that is slow to find out: texts read, tokens on disk, names resolved; once per run.
 
         Args:
+            seed: of the run, for what depends on the initial model, e.g. a hash of it.
             cache: a folder to keep prepared data in, from run to run.
 
         Raises:
@@ -140,7 +146,7 @@ class Task(abc.ABC):
         return ()
 
     def in_folders(self, places: Mapping[str, str]) -> Self:
-        """The prepared task with each of its `folders` where `places` has it, by the path of before."""
+        """The prepared task with each path of its `folders` replaced by what `places` has for that path."""
         return self
 
     def facts(self) -> Mapping[str, Any]:
@@ -351,7 +357,7 @@ def split_rows(batch: Batch, parts: int) -> list[Batch]:
                 f"cannot be split, since nobody knows which part has what of it; give the task a method "
                 f"split(batch, parts)"
             )
-    # The first parts get the odd rows.
+    # The sizes of the parts differ by 1 at most.
     bounds = [math.ceil(lengths[0] * part / parts) for part in range(parts + 1)]
     batches = []
     for first, end in itertools.pairwise(bounds):
@@ -361,7 +367,9 @@ def split_rows(batch: Batch, parts: int) -> list[Batch]:
 
 
 def fingerprint(data: Data) -> str:
-    """16 hexadecimal digits that change whenever an evaluation batch does."""
+    """16 hexadecimal digits that change with the bytes of the tensors of the evaluation batches, one behind another.
+    They do not change with shapes, with where a batch ends, or with values that are no tensors.
+    """
     import hashlib  # takes a tenth of the time of --help
 
     digest = hashlib.sha256()

@@ -35,7 +35,7 @@ class Checked:
     """What a dry run has seen of a task that passed it."""
 
     num_parameters: int
-    """How many numbers are trained. Parameters that share them count once."""
+    """How many numbers are trained. A parameter that has two names, as tied weights do, counts once."""
     unused: tuple[str, ...]
     """Parameters that are trained and had no gradient. Their gradient is taken for zero, so that weight decay acts on
     them."""
@@ -71,7 +71,7 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
         model = task.model(seed)
         _check_model(model)
         trial = task.model(seed)
-        num_parameters = Layout.of(model).num_parameters  # refuses other types than float32, and shared memory
+        num_parameters = Layout.of(model).num_parameters  # refuses other types, and tensors that overlap
         if num_parameters == 0:
             raise UsageError(
                 "model() has no parameter to train; give it one, or leave requires_grad at True for what is to learn"
@@ -93,7 +93,7 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
         again = task.data(seed)
         batch = data.batch(0, 0)
         first = [_bits(tensor) for tensor in tensors_in(batch)]
-        data.batch(0, 1)
+        data.batch(0, 1)  # that another batch was made in between must not change batch 0
         for other in (data, again):
             repeated_batch = other.batch(0, 0)
             if [_bits(tensor) for tensor in tensors_in(repeated_batch)] != first:
@@ -114,7 +114,7 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
             """The loss as the task gives it, and the gradient in one float64 vector, zeros where there is none.
 
             Args:
-                part: of the batch, which has dropout of its own.
+                part: the number of a part of a batch, which only selects the seed of dropout.
             """
             torch.manual_seed(dropout_seed(seed, 0, 0, part))
             trial.zero_grad()
@@ -155,7 +155,8 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
             notes.append(f"a batch was not compared with its halves, so weight() is not checked: {unchecked}")
         if not any(module.training for module in model.modules()):
             notes.append("model() returned the model in evaluation mode, so dropout is off; call .train() to have it")
-    if processes:  # it may keep what it has read
+    # Last, since model() and data() may have kept in the task what they read, which would be sent with it.
+    if processes:
         check_can_be_sent(task, f"the task {type(task).__name__}")
     num_evaluation_batches = {name: len(batches) for name, batches in data.evaluation.items()}
     return Checked(num_parameters, unused, loss, float(weight), num_evaluation_batches, statistics, tuple(notes))
@@ -255,7 +256,7 @@ def check_can_be_sent(value: Any, what: str) -> None:
         )
     try:
         size = len(pickle.dumps(value))
-    except Exception as error:  # TypeError, AttributeError, RecursionError, ...: pickle has none of its own
+    except Exception as error:  # PicklingError, TypeError, AttributeError, RecursionError and others
         raise UsageError(
             f"{what} cannot be sent to worker processes, since it cannot be pickled ({error}); keep numbers, text and "
             f"functions from the top level of a file in it, or train with runtime=asyncsgd.Virtual(...)"

@@ -74,7 +74,7 @@ class HeadTask(TextTask):
         return None
 
     def head(self, initial: Built, seed: int) -> Built:
-        """With an output a label."""
+        """The encoder of the initial model with a head that has one output for each label."""
         from asyncsgd.tasks.models import build_head
 
         kind = str(self.auto_class).removeprefix("AutoModelFor")
@@ -111,7 +111,8 @@ class HeadTask(TextTask):
 
     def numbered(self, of_set: int, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
         """A batch of an evaluation. ``rows`` has the numbers of its samples, ``num_rows`` says how many samples the
-        evaluation set has, and ``set`` is the number of that set.
+        evaluation set has, and ``set`` is the number of that set. Scores that are no sums over samples, such as a
+        correlation, put each prediction in its place with these.
         """
         import torch
 
@@ -124,10 +125,11 @@ class HeadTask(TextTask):
 
 @dataclasses.dataclass(frozen=True)
 class LabelledTask(HeadTask):
-    """A task that learns labels of texts or of words, from a table with two columns.
+    """A task that learns labels of texts or of words, from a table with columns of texts and of labels.
 
-    A subclass may have a field ``labels: Labels``. Then its batches have ``labels``, as the `Head` of that kind in
-    `asyncsgd.tasks.heads` wants them, and loss, scores and the model's configuration follow.
+    Its batches have ``labels`` as the `Head` of its kind of labels in `asyncsgd.tasks.heads` wants them; loss, scores
+    and the model's configuration follow from that kind. It is ``single`` unless a subclass has a field
+    ``labels: Labels``, with which its user chooses.
     """
 
     output_folders: ClassVar[tuple[str, ...]] = ("predictions",)
@@ -216,7 +218,7 @@ class LabelledTask(HeadTask):
         return {"loss": self.summed_loss(outputs, batch), **self.scored.sums(outputs, batch)}
 
     def metrics(self, sums: Sums) -> dict[str, Any]:
-        metrics = self.scored.metrics(sums, None)
+        metrics = self.scored.metrics(sums, positive=None)
         return {name: metrics[name] for name in self.scored_by()}
 
     def undefined_scores(self, corpus: Corpus) -> Mapping[str, str]:

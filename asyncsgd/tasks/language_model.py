@@ -89,10 +89,11 @@ class LanguageModel(TextTask):
             cache_dir=cache,
             reading=self.reading,
         )
+        # So that evaluations with and without --blocks, which are different tests, are not compared.
         return dataclasses.replace(corpus, fingerprint=corpus.fingerprint_of(self.blocks))
 
-    def rows(self, corpus: Corpus, side: str, tokenizer: Any, **columns: Any) -> Samples:
-        """The rows of a side, as `asyncsgd.data.tokens.rows_of` makes them.
+    def rows(self, corpus: Corpus, side: str, tokenizer: Any, **options: Any) -> Samples:
+        """The rows of a side, as `asyncsgd.data.tokens.rows_of` makes them with these further arguments.
 
         Raises:
             UsageError: if there is none.
@@ -104,7 +105,7 @@ class LanguageModel(TextTask):
         if side == "train":
             documents = corpus.train
             flag = "--data"
-        samples = rows_of(documents.texts, tokenizer, seq_len=self.seq_len, blocks=self.blocks, **columns)
+        samples = rows_of(documents.texts, tokenizer, seq_len=self.seq_len, blocks=self.blocks, **options)
         if not len(samples):
             raise UsageError(
                 f"no {side} document of {corpus.name} has {MIN_SAMPLE_IDS} tokens (a word of more than 100 "

@@ -37,17 +37,19 @@ class DatasetData:
 
         order_e[p mod S],    e = p div S,    order_e a permutation that (seed, stream, e) names
 
-    over S items, and batch i has samples i B to i B + B - 1. While an item is read, the default generators of torch,
-    numpy and Python are seeded with a function of (seed, stream, p), so that random transforms are the same in every
-    process and in a replay; in the evaluation set they are seeded with a function of the item's number alone. The
-    generators are afterwards as they were before.
+    over the S samples of an epoch, which are all items unless drop_last is set, and batch i has samples i B to i B + B
+    - 1. While an item is read, the default generators of torch, numpy and Python are seeded with a function of (seed,
+    stream, p), so that random transforms are the same in every process and in a replay; in the evaluation set they are
+    seeded with a function of the item's number alone. The generators are afterwards as they were before.
 
     A DataLoader in place of a Dataset is taken apart: dataset, collate_fn, batch_size, drop_last, and whether it
-    shuffles. Its processes, its generator and its worker_init_fn are not used.
+    shuffles. Its processes, its generator and its worker_init_fn are not used. An evaluation is never shuffled, and its
+    DataLoader may have another batch_size.
 
     Args:
         train, evaluation: each a Dataset with ``__getitem__`` and ``__len__``, or a DataLoader of one. With drop_last
-            an epoch has S - (S mod B) of the S items, and an evaluation leaves out its last, shorter batch.
+            an epoch over N items has S = N - (N mod B) samples, those first in a permutation of all items, and an
+            evaluation leaves out its last, shorter batch.
         batch_size: B, of the task; a training DataLoader must have the same.
         seed: names the orders and the random numbers of training.
         collate_fn: makes a batch from the list of its items; None: that of the DataLoader, and

@@ -69,8 +69,9 @@ class MaskedLM(LanguageModel):
     """Masked language modelling on a text, with any `AutoModelForMaskedLM`.
 
     Batches have ``labels``, the true ids at masked positions and -100 elsewhere. Evaluations have masks of their own,
-    so runs that train with different masks take the same test. With `candidates` there is a second test, in which only
-    candidates are masked.
+    so runs that train with different masks take the same test. Candidates are tokens that a finder has marked as terms
+    of the domain, see `asyncsgd.domain_masking`. With `candidates` there is a second test, in which only they are
+    masked.
     """
 
     name: ClassVar[str] = "masked_lm"
@@ -199,6 +200,7 @@ class MaskedLM(LanguageModel):
             return OnlyCandidates()
         if self.mask not in OWN:
             return MASKS.read(self.mask)
+        # The library's own masks take their parameters from the settings that have the same names.
         strategy = NAMED[self.mask]
         settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(strategy)}
         return strategy(**settings)
@@ -226,7 +228,7 @@ class MaskedLM(LanguageModel):
         for line, number in enumerate(numbers):
             row = np.array(samples.row("ids", number))
             inside = slice(before, len(row) - behind)
-            columns = [row[inside]]
+            columns = [row[inside]]  # in the order of the fields of `Sample`, of which candidates are the last one
             for name in ("word_starts", "candidates"):
                 if name in samples.values:
                     columns.append(samples.row(name, number)[inside])

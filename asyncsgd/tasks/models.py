@@ -52,7 +52,7 @@ class Built:
     new_parameters: tuple[str, ...]
     """The names of the parameters that nothing was loaded for; their values are a function of the seed."""
     dropped: tuple[str, ...] = ()
-    """The names of the parameters of the model before that have no place in this one."""
+    """The names of those parameters of the source model whose values are not used here, e.g. those of its head."""
 
     def in_words(self) -> str:
         """Which parameters of a model with a new head are those of the model before."""
@@ -103,8 +103,10 @@ def build_model(model: str, tokenizer: Any, *, seq_len: int, dropout: float, see
 
 
 def padded_size(num_tokens: int) -> int:
-    """The vocabulary of a model built here, in whole cache lines: fused optimizers then round alike on the flat vector
-    and on single tensors."""
+    """The size of the vocabulary of a model built here, rounded up to a multiple of `ALIGNMENT` float32 numbers, so
+    that the output bias ends with a cache line. Fused optimizers then round alike on the flat vector and on single
+    tensors.
+    """
     return math.ceil(num_tokens / ALIGNMENT) * ALIGNMENT
 
 
@@ -224,6 +226,7 @@ def build_head(
     has_labels = type(source).__name__.endswith(LABELLED)
     if has_labels:
         places = built.base_model.state_dict()
+        # A pooler that the new model lacks is left out. Any other tensor without a place is refused below.
         fits = {name: name in places or not name.startswith("pooler.") for name in encoder}
         encoder = {name: tensor for name, tensor in encoder.items() if fits[name]}
     loaded = built.base_model.load_state_dict(encoder, strict=False)
@@ -346,7 +349,9 @@ def save_pretrained(model: Any, tokenizer: str | None, folder: Path) -> None:
 
 
 def save_whole(save: Callable[[Path], None], folder: Path) -> None:
-    """Call `save` with an empty folder, which gets the name `folder` when it is complete; what has that name goes."""
+    """Call `save` with an empty folder, which gets the name `folder` when it is complete. A folder of that name is
+    deleted just before.
+    """
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

@@ -80,12 +80,18 @@ FINGERPRINT_BATCHES = 64
 
 
 def train_fingerprint(data: Data, batch_size: int, samples: int | None) -> str | None:
-    """16 hexadecimal digits that change with the training samples: of `TensorData` with any of them; of `DatasetData`
-    with their number and with up to 64 of them; of other data with those of the first batches of stream 0, up to 64 and
-    no more than a run of `samples` takes. Then a slash and the batch size follow, since only such fingerprints of one
-    batch size can be compared.
+    """16 hexadecimal digits that change with the training samples.
+
+    - `TensorData`: with any of them.
+    - `DatasetData`: with their number and with up to 64 of them.
+    - Other data: with those of the first batches of stream 0, at most 64 and no more than a run of `samples` takes. A
+      slash and the batch size follow, since only such fingerprints of one batch size can be compared. Where fewer than
+      64 batches were read, an x and their number follow too.
 
     None where no batch has a tensor. Data that end early, by an exception, are read up to there.
+
+    Args:
+        samples: how many training samples the run takes; None if there is no limit.
 
     >>> rows = torch.arange(5)
     >>> train_fingerprint(TensorData(rows, rows, batch_size=4, seed=0), 4, None)

@@ -54,7 +54,11 @@ VOCABULARY = 8192
 
 
 class TextTask(Task):
-    """A task on texts. Subclasses are frozen dataclasses with the fields named here that have no default."""
+    """A task on texts. Subclasses are frozen dataclasses.
+
+    This class is no dataclass, so the values that settings have here are class attributes. A subclass declares as its
+    fields the settings that have no value here, and those others that its user may choose.
+    """
 
     defaults: ClassVar[Defaults] = OF_TRANSFORMERS
     preload: ClassVar[tuple[str, ...]] = ("asyncsgd.tasks.models",)
@@ -81,6 +85,7 @@ class TextTask(Task):
     encoding: str = "utf-8"
     quoting: Quoting | None = None
     documents: Units | None = None
+    """What is a document of a text file: a line or a paragraph."""
     vocab_size: int = VOCABULARY
     prepared: str | None
     """What `prepare` has found, as JSON: the one field that other processes are sent; see `known`."""
@@ -117,7 +122,7 @@ class TextTask(Task):
         return PLAIN
 
     def sources(self) -> object:
-        """What `read` reads, before it is read; names of files that are not there are refused."""
+        """Refuse names of files that are not there, and return the sources as `Kind.sources` does."""
         return self.row_kind().sources(str(self.data_name), self.columns, self.eval_data, self.reading)
 
     @abc.abstractmethod
@@ -144,7 +149,9 @@ class TextTask(Task):
             self.write_set(of_set, tokenizer, folder / side_of(number))
 
     def write_set(self, corpus: Corpus, tokenizer: Any, folder: Path) -> None:
-        """Keep the rows of an evaluation set, and what is asked of them, in a folder that is not there yet."""
+        """Keep the rows of an evaluation set in a folder that is not there yet; a subclass may keep more beside
+        them.
+        """
         self.encode(corpus, "eval", tokenizer).save(folder)
 
     def is_of(self, corpus: Corpus, folder: Path) -> bool:
@@ -162,11 +169,13 @@ class TextTask(Task):
         return {}
 
     def head(self, initial: Built, seed: int) -> Built:
-        """The model that is trained, on the one that training starts from."""
+        """The model to train, made of the one that training starts from, e.g. its encoder with a new head."""
         return initial
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
-        """What `facts` says beside what it says of every task on texts."""
+        """What `facts` says beside what it says of every task on texts. It wins where both say the same thing, so that
+        ``notes`` of a task have to contain the notes of the corpus.
+        """
         return {}
 
     def notes_on(self, held_out: Samples) -> Sequence[str]:
@@ -174,7 +183,7 @@ class TextTask(Task):
         return ()
 
     def tests(self, number: int) -> Mapping[str, Batches]:
-        """What is asked of the rows of an evaluation set: ``main``, and by name what a task asks beside it."""
+        """The batches of an evaluation set: ``main``, and by name those of any further test that a task has."""
         from asyncsgd.tasks.text_batches import EvaluationBatches
 
         held_out = self.samples(side_of(number))
@@ -240,6 +249,7 @@ class TextTask(Task):
         corpus = self.read(cache)
         tokenizer = self.make_tokenizer(origin.model, corpus, cache)
         initial = self.build(origin.model, tokenizer, seed)
+        # This also refuses weights that are not those that their run wrote down.
         init_sha256 = hash_of(initial.model, origin)
         weights = None
         if origin.model not in self.shapes:
@@ -255,10 +265,10 @@ class TextTask(Task):
         known |= self.look(corpus, tokenizer, initial)
         task = dataclasses.replace(self, prepared=json.dumps(known))  # type: ignore[type-var]
 
-        pieces = tokenizer.backend_tokenizer.to_str()
+        tokenizer_json = tokenizer.backend_tokenizer.to_str()
         key: list[object] = [TOKENS_FORMAT, corpus.fingerprint]
         key += [further.fingerprint for further in corpus.sets]
-        key += [pieces, self.seq_len, *task.rows_depend_on()]
+        key += [tokenizer_json, self.seq_len, *task.rows_depend_on()]
         write = functools.partial(task.write, corpus, tokenizer)
         folder = cached(cache, self.name, key, write)
         if not task.is_of(corpus, folder):
@@ -266,6 +276,7 @@ class TextTask(Task):
             folder = cached(cache, self.name, [*key, places], write)
         train = Samples.load(folder / "train")
         held_out = Samples.load(folder / "eval")
+        # A new head has random weights in any case, so of such a model it counts whether its encoder had any training.
         facts: dict[str, Any] = {
             "data": corpus.name,
             "data_fingerprint": corpus.fingerprint,
@@ -343,6 +354,8 @@ class TextTask(Task):
         from asyncsgd.data.evaluation_sets import ALONE, EvaluationSet
         from asyncsgd.data.tokens import Samples
 
+        # The first set has the fingerprint of the whole corpus, which changes with the training texts too. Summaries of
+        # all runs have it so.
         first = EvaluationSet(corpus.split or ALONE, corpus.eval, fingerprint=corpus.fingerprint)
         facts = []
         for number, evaluation_set in enumerate([first, *corpus.sets]):
@@ -460,8 +473,8 @@ class TextData:
         self._train = task.samples("train")
         order = ORDERS[task.sample_order]
         lengths = self._train.lengths
-        alike = is_by_length(task.sampling)
-        self._order = functools.cache(lambda stream: order(lengths, task.batch_size, seed, stream, alike))
+        by_length = is_by_length(task.sampling)
+        self._order = functools.cache(lambda stream: order(lengths, task.batch_size, seed, stream, by_length))
         self.evaluation = task.all_tests()
 
     def batch(self, stream: int, index: int) -> Batch:
@@ -470,7 +483,7 @@ class TextData:
 
         first = index * self._task.batch_size
 
-        def draw(row: int) -> Generator:
-            return generator(self._seed, Purpose.MASK, stream, first + row)
+        def draw(place: int) -> Generator:
+            return generator(self._seed, Purpose.MASK, stream, first + place)
 
         return self._task.collate(self._train, self._order(stream)(index), draw)
