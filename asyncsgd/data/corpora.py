@@ -237,6 +237,7 @@ def _without_texts_of(held_out: Mapping[str, set[str]], train: Documents, kind: 
 
 def _fingerprint(num_built_in: int, train: Documents, evaluation: Documents, labels: Sequence[str]) -> str:
     """`Corpus.fingerprint`; the versions of packages count once for each source that is built in."""
+    # Repeated as text, as in all fingerprints before.
     versions = json.dumps(package_versions(), sort_keys=True) * num_built_in
     digest = hashlib.sha256()
     # Texts without labels keep the digest that they had before there were labels.
@@ -259,7 +260,7 @@ def _labels(
     name: str,
     names: Names,
     kind: Kind,
-    kept: Documents,
+    train: Documents,
     evaluation: Documents,
     flag: str,
     first_rows: Mapping[str, str],
@@ -269,20 +270,20 @@ def _labels(
     Args:
         first_rows: the place of the first row that has a label, by that label.
     """
-    train = kind.counts(kept)
-    scored = kind.counts(evaluation)
-    train_labels = f"training has {', '.join(sorted(train))}"
-    unknown = set(scored) - set(train)
+    train_counts = kind.counts(train)
+    scored_counts = kind.counts(evaluation)
+    train_labels = f"training has {', '.join(sorted(train_counts))}"
+    unknown = set(scored_counts) - set(train_counts)
     if unknown:
         label = min(unknown)
         place = next(place for text_label, place in first_rows.items() if label in kind.labels_of(text_label))
         raise UsageError(
-            f"{name}: no training {kind.unit} has the {kind.label} {label!r}, which {scored[label]} {kind.unit}s to "
-            f"score on have (first in {place.rstrip(':')}); {train_labels}"
+            f"{name}: no training {kind.unit} has the {kind.label} {label!r}, which {scored_counts[label]} "
+            f"{kind.unit}s to score on have (first in {place.rstrip(':')}); {train_labels}"
         )
-    if len(train) < kind.fewest:
+    if len(train_counts) < kind.fewest:
         raise UsageError(f"{name}: {kind.fewest} {kind.label}s are needed, and {train_labels}: is {flag} right?")
     if names:
         return tuple(names)
-    are_numbers = all(NUMBER.fullmatch(label) for label in train)
-    return tuple(sorted(train, key=int if are_numbers else None))
+    are_numbers = all(NUMBER.fullmatch(label) for label in train_counts)
+    return tuple(sorted(train_counts, key=int if are_numbers else None))

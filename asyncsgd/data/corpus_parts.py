@@ -97,6 +97,7 @@ class CorpusPart:
         documents = Documents(*zip(*kept, strict=True))
         if not (kind.label and kind.has_classes and is_learned):
             return documents
+        # The first label column stands for all: a row is marked as without label where that says so, e.g. by -1.
         for place, row in unlabelled:
             if not is_marked(row[1]):
                 raise no_label(place, self._columns, row[1])

@@ -146,9 +146,9 @@ class Source:
             if self.data == PAIRS:
                 from asyncsgd.data.pydocs_pairs import in_words, load_pairs
 
-                pairs, accuracy = load_pairs(cache)
+                pairs, bag_of_words_accuracy = load_pairs(cache)
                 if side == "train":
-                    self.notes.append(in_words(accuracy))
+                    self.notes.append(in_words(bag_of_words_accuracy))
                 return [(f"{PAIRS}:", row) for row in pairs[side]]
             from asyncsgd.data.pydocs import load_pydocs
 

@@ -38,10 +38,10 @@ class Kind(NamedTuple):
         """The sources that `load_corpus` reads, before any is read: the parts of `data`, and the sets of `eval_data` by
         name.
         """
-        kinds = TABLES if self.label else KINDS
+        endings = TABLES if self.label else KINDS
         scored = {}
         for name, place in named_places(eval_data).items():
-            scored[name] = Source(place, "--eval-data", kinds=kinds, takes=(), reading=reading)
+            scored[name] = Source(place, "--eval-data", kinds=endings, takes=(), reading=reading)
         if not self.label:
             parts = [Source(part, takes=self.takes, reading=reading) for part in joined_parts(data)]
             return parts, scored

@@ -157,10 +157,10 @@ def pair_rows(
     # The token types of a pair: by 0 and 1 those of its two texts, by None those of the special tokens around them.
     sample = plain_backend(tokenizer).encode("a", "a")
     around = special_around(tokenizer, 2)
-    types: dict[int | None, list[int]] = {None: [], 0: [], 1: []}
+    types_of_text: dict[int | None, list[int]] = {None: [], 0: [], 1: []}
     for type_id, text in zip(sample.type_ids, sample.sequence_ids, strict=True):
-        types[text].append(type_id)
-    types_of_special = iter(types[None])
+        types_of_text[text].append(type_id)
+    types_of_special = iter(types_of_text[None])
     special_types = [list(itertools.islice(types_of_special, len(tokens))) for tokens in around]
     room = seq_len - sum(map(len, around))
     for start in range(0, len(pairs), _TEXTS_PER_CHUNK):
@@ -176,7 +176,7 @@ def pair_rows(
                 length = lengths[side]
                 ids += encodings[side].ids[:length]
                 ids += around[side + 1]
-                type_ids += types[side][:1] * length
+                type_ids += types_of_text[side][:1] * length
                 type_ids += special_types[side + 1]
             yield np.array(ids, dtype=np.int32), np.array(type_ids, dtype=np.int32)
 

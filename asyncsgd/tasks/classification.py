@@ -8,7 +8,8 @@ classes a batch happens to hold. Evaluations never weigh. The losses of several 
 `asyncsgd.tasks.heads`.
 
 A pair is one row, in the encoding that the tokenizer has for pairs: [CLS] first [SEP] second [SEP] with BERT. A pair
-that is longer than `seq_len` loses the end of its longer text first.
+that is longer than `seq_len` loses the end of its longer text first. `Documents` have a pair as one text and several
+labels as one label, each a list in JSON; `asyncsgd.tasks.labelled_rows` makes them.
 
 Shapes: B sequences, L tokens, C classes.
 """

@@ -134,6 +134,7 @@ class LabelledTask(HeadTask):
 
     output_folders: ClassVar[tuple[str, ...]] = ("predictions",)
     labels = "single"
+    """The kind of labels, one of `Labels`."""
 
     data_name: str | None = setting(
         None,

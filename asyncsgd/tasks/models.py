@@ -357,7 +357,7 @@ def save_whole(save: Callable[[Path], None], folder: Path) -> None:
     partial.mkdir(parents=True)
     try:
         save(partial)
-        with held():
+        with held():  # no signal to stop comes between the two
             shutil.rmtree(folder, ignore_errors=True)
             partial.rename(folder)
     finally:

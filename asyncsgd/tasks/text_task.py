@@ -363,7 +363,7 @@ class TextTask(Task):
             set_facts: dict[str, Any] = {
                 "name": evaluation_set.name,
                 "fingerprint": evaluation_set.fingerprint,
-                "scored": evaluation_set.has_labels,
+                "scored": evaluation_set.has_labels,  # which plain texts have by definition
                 "num_samples": sum(map(len, self.test_rows(held_out))),
             }
             facts.append(set_facts)
