@@ -49,6 +49,8 @@ _MAX_POSTED = 4096
 """Before there are more sends, the oldest is waited for."""
 _PIECE_ELEMENTS = 1 << 20
 """So many elements of a vector have one tag. While a piece is checked, the next one is received."""
+_LOOK_SECONDS = 0.2
+"""How often `deliver` looks whether the pair has been given up."""
 _PROOF = b"asyncsgd"
 """The first message that has a tag."""
 _OTHER_TOKEN = "it does not prove that it has the token; give all hosts the same one, or all --trust-network"
@@ -131,6 +133,7 @@ class Pair(Link):
         """Whether the thread ends with the next message of the other end."""
         self._has_met = threading.Event()
         """Set when the other end has come, or is known to be gone."""
+        self._is_given_up = threading.Event()
         self._lock = threading.Lock()
         self._early: list[bytes] = []  # messages for a peer that is not there yet
         self._posted: collections.deque[tuple[Any, Tensor]] = collections.deque()
@@ -148,10 +151,26 @@ class Pair(Link):
                 self._post(_as_tensor(tag), _TAG_CHANNEL)
 
     def deliver(self, vector: Tensor) -> None:
-        """Wait for the other end to come, send it a vector, and wait until it is sent. The vector may change then."""
+        """Wait for the other end to come, send it a vector, and wait until it is sent. The vector may change then.
+
+        Raises:
+            Gone: if the other end is gone, or the pair has been given up.
+        """
         self._has_met.wait()
         self.send_vector(vector)
-        self.flush()
+        # Gloo may wait for ever for a host that was cut off, so a thread waits that can be left behind.
+        sending = threading.Thread(target=self._flush_or_give_up, daemon=True, name=f"{self._name} sends")
+        sending.start()
+        while sending.is_alive() and not self._is_given_up.is_set():
+            sending.join(_LOOK_SECONDS)
+        if self._is_given_up.is_set():
+            raise Gone(self.ended)
+
+    def _flush_or_give_up(self) -> None:
+        try:
+            self.flush()
+        except Gone as gone:
+            self.give_up(str(gone))
 
     def receive_vector(self, vector: Tensor) -> None:
         """Wait for the next vector, and write it into `vector` as it comes. If this raises, `vector` must not be used.
@@ -188,8 +207,9 @@ class Pair(Link):
             self.send(Stop())
 
     def give_up(self, reason: str) -> None:
-        """Make `receive` at this end raise `Gone` with this reason. May be called from any thread."""
+        """Make `receive` and `deliver` at this end raise `Gone` with this reason. May be called from any thread."""
         self.ended = reason
+        self._is_given_up.set()
         self._has_met.set()
         with contextlib.suppress(OSError):
             self._handed_on.close()

@@ -590,6 +590,18 @@ def test_a_vector_of_several_pieces_comes_as_it_was(tmp_path):
     assert torch.equal(slot, vector)
 
 
+def test_who_delivers_to_an_end_that_receives_nothing_goes_on_when_the_pair_is_given_up(tmp_path):
+    """As a copy of a checkpoint for a host that is cut off: the vector is more than a socket holds."""
+    rendezvous = Rendezvous(met_in(tmp_path), token=TOKEN)
+    server = Pair(rendezvous, "mirror", serves=True)
+    other_end = Pair(rendezvous, "mirror", serves=False)
+    giving_up = threading.Timer(1.0, server.give_up, ("no sign of life",))
+    giving_up.start()
+    with pytest.raises(Gone, match="no sign of life"):
+        server.deliver(torch.zeros(40_000_000))
+    assert other_end.is_readable() is False
+
+
 def test_a_greeting_is_not_larger_than_a_frame():
     assert len(msgspec.json.encode(Greeting(bytes(32), available()))) < 1000
 
