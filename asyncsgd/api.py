@@ -106,7 +106,8 @@ def train(
         optimizer: `AdamW()` (the default), `SGD(momentum)`, or any function from parameter groups to a torch optimizer,
             e.g. ``torch.optim.Adafactor``. It is given the model's tensors in two groups, matrices first. Learning rate
             and weight decay are those of this call.
-        learning_rate: the peak learning rate. None: what the task states in its `Defaults`, else 1e-3, with SGD 0.1.
+        learning_rate: the peak learning rate. None: 0.1 with `SGD`; else what the task states in its `Defaults`, or
+            1e-3.
         schedule: how the learning rate falls after the peak, by name; None: the task's, else ``constant``. Or a
             function that is defined in a file, not in a console: it is given how far the run is past
             its warm-up, from 0 at the end of that to 1 at the end of the run, and returns the rate as a share of the

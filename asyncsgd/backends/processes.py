@@ -67,7 +67,8 @@ class ProcessBackend:
     """The worker processes of a run.
 
     Args:
-        links: the link of each worker, by its number.
+        links: the link of each worker, by its number: a pipe where memory is shared, a `Pair` (a gloo group of two)
+            where it is not.
         segment: the memory that server and workers share: the parameters, and for each worker a slot for its gradient
             or its starting point. Without slots the workers step the parameters themselves (Hogwild).
         task: what they learn.
@@ -109,7 +110,7 @@ class ProcessBackend:
         self._connected: set[int] = set()
         """The workers that have said that they are ready, and are not lost."""
         self._left: collections.deque[Left] = collections.deque()
-        """The losses of workers that `next` has not returned yet."""
+        """That workers were lost, which `next` has not returned yet."""
         self._reasons: list[str] = []
         """Why workers were lost, for the message when none is left."""
         self._works: dict[int, Work] = {}
@@ -176,7 +177,8 @@ class ProcessBackend:
             worker = work.worker
             if self._works.get(worker) is work:
                 del self._works[worker]
-                was_sent = self._unsent.pop(worker, None) is None
+                was_sent = worker not in self._unsent
+                self._unsent.pop(worker, None)
                 if was_sent and worker in self._computing:
                     self._send(worker, Wake())
 
@@ -186,7 +188,7 @@ class ProcessBackend:
         for work in works:
             self._works[work.worker] = work
             self._unsent[work.worker] = work
-        # Here, since the workers that step read it when they begin: their learning rate follows what has arrived.
+        # The count is published here for Hogwild's workers, whose learning rate follows the samples that have arrived.
         if self._workers_step:
             self._segment.control[SAMPLES] = self._num_samples
 
@@ -323,7 +325,9 @@ class ProcessBackend:
         if point is not None:
             segment.slots[worker].copy_(point)
             if statistics is not None:
-                segment.moved[worker, 0].copy_(statistics)  # the place of those after the gradient, which is free too
+                segment.moved[worker, 0].copy_(
+                    statistics
+                )  # where the worker will put the statistics after its gradient
         self._computing.add(worker)
         command = Compute(work.dispatch, work.batches, work.rate, version_in_slot, work.draw)
         vectors = self._vectors(segment.slots[worker], segment.moved[worker, 0]) if segment.slots else ()

@@ -153,8 +153,8 @@ class VirtualBackend:
         first = self._next_arrival(change_at)
         if first is None and not (self._changes or self._heap or self._uploads):  # nothing can happen any more
             raise NoWorkerLeft("no worker is left; let one of them join again, or stay")
-        # Without a first arrival the change comes earlier. It comes at infinity if there is none, and then what is in
-        # flight never arrives.
+        # Without a first arrival the next change of the churn comes before any arrival. If there is no change either,
+        # its time is infinite, and so are those of all that is in flight.
         seconds = change_at if first is None else first[0]
         if seconds > until:
             self.now = until

@@ -286,7 +286,7 @@ class Loop:
         version = self.method.version
         num_samples = self.method.num_samples
         seconds = self.backend.now
-        # Those that the evaluation took, which may have been estimated again.
+        # The running statistics that the evaluation used, which may be a new estimate and not the server's own.
         statistics = None if self._statistics is None else self._statistics.evaluated
         evaluation = measured.record(version=version, num_samples=num_samples, train_seconds=seconds)
         answer = CallbackAnswer()

@@ -35,9 +35,9 @@ class Work(Struct, gc=False):
     is a `point`, this is the version of the point, which may be older than the dispatch."""
     num_local_steps: int
     """How many steps the worker's inner optimizer takes, one for each batch. It is 1 if the worker computes the
-    gradient of one batch. For peers it has another meaning. Their gradients have one batch each, and a worker takes a
-    group of steps before it meets others; this is the number of the gradient in its group, from 1. The virtual clock
-    adds up the computing times of a group."""
+    gradient of one batch. For peers it is no count. Their gradients have one batch each, and a worker takes a group of
+    steps before it meets others; this is 1, 2, ... for the first, second, ... gradient of its group. A gradient arrives
+    when the computing times of the group up to it have passed."""
     batches: Ranges
     """The batches of the gradient: ranges of positions in a stream of batches. Simulated problems have
     a stream for each worker (`OwnStreams`), tasks one for all (`BatchStream`)."""
@@ -54,8 +54,8 @@ class Work(Struct, gc=False):
     """Each batch of a worker uses one of its random computing times, which are numbered from 0 for each worker. This is
     the number of the time of this gradient's first batch or, for peers, of the first batch of its group."""
     drawn: float = 0.0
-    """The computing time that the virtual clock drew for the last batch of this gradient, in seconds. Peers take one
-    batch a gradient, and their record says how long it took."""
+    """The computing time that the virtual clock drew for the last batch of this gradient, in seconds. Only the records
+    of peers use it, whose gradients have one batch."""
     statistics: Tensor | None = None
     """`(S,)`, the running statistics at `point`; None if the model has none, or if there is no `point`."""
 

@@ -237,7 +237,7 @@ class Server(Starter):
             outcome, uses, drops,
             _dispatches(stop) if stop else (), _started(start),  # abandoned, started
             report.loss, report.weight, report.num_samples,
-            view.learning_rate, now, self.num_samples,  # learning_rate, train_seconds, total_samples
+            view.learning_rate, now, self.num_samples,  # learning_rate (the schedule's), train_seconds, total_samples
             work.num_local_steps, arrived.seconds,  # num_local_steps, flight_seconds
             taken.pull, taken.compute, taken.push, taken.wait,  # pull_seconds, compute_, push_, wait_seconds
             taken.apply + now - began,  # apply_seconds: what the worker took to apply it, and what this method took

@@ -118,8 +118,8 @@ class Starter:
 
         It starts at its old point if the rule has `exact_start`, since that rule chose the version. It also does in a
         rule with both local steps and points, since there each worker goes on from a model of its own (elastic
-        averaging, Downpour). Otherwise it starts at the current parameters: a rule that only looks at points gains
-        nothing from old ones.
+        averaging, Downpour). Otherwise it starts at the current parameters, also if it had an offset: a rule that
+        only looks at points gains nothing from old ones, and one with offsets knows of `exact_start`.
         """
         keeps_own_parameters = self._local_steps and self._needs_points
         if work.point is not None and (self.rule.exact_start or keeps_own_parameters):

@@ -84,10 +84,10 @@ class View:
         learning_rate: the schedule's value with this arrival's samples counted; 1 in rules with `local_steps`. In
             `join` and `leave` it is that of the last arrival.
         workers: the workers present, in order.
-        in_flight: worker -> its gradient in flight, an `asyncsgd.core.protocol.Work`. Its `version` is the
-            server's at the dispatch; where the worker starts at exact parameters it is their version, which may be
-            older. The oldest dispatch comes first. A gradient that arrives is
-            no longer in it.
+        in_flight: worker -> its gradient in flight, an `asyncsgd.core.protocol.Work`. Its `version` is the server's at
+            the dispatch; where the worker starts at exact parameters it is their version, which is older after a reply
+            with `again`: workers start after the last step, each at the parameters of its own reply. The oldest
+            dispatch comes first. A gradient that arrives is no longer in it.
     """
 
     __slots__ = ("_everyone", "_parameters", "in_flight", "learning_rate", "version", "workers")
@@ -144,7 +144,8 @@ class Reply(Struct, frozen=True, gc=False):
 
     direction: Tensor | None = None
     """`(P,)`, given to the server's optimizer in the place of a gradient: plain SGD does x <- x - learning_rate *
-    direction. It is one step, and `version` grows by 1. None: no step. It is read only, so it may share memory with
+    direction. It is one step, and `version` grows by 1. None: no step. There is none either if no gradient in
+    `uses` has a loss term: the server then drops these. It is read only, so it may share memory with
     the rule's state or with the arrival's gradient.
     """
     learning_rate_factor: float = 1.0
@@ -183,8 +184,8 @@ class Rule(Named):
     needs_points: ClassVar[bool] = False
     """The rule looks at `Arrival.start_point` and `View.parameters`, the parameters themselves. That costs a vector per
     worker. Its workers start at exactly the parameters after the reply's step. One whose batch had no loss term starts
-    again at the current ones, since the rule only looks at points. In rules with `local_steps` it keeps its point,
-    since the worker goes on from a model of its own.
+    again at the parameters that are current then. In rules with `local_steps` it starts again at its point, since the
+    worker goes on from a model of its own.
     """
     exact_start: ClassVar[bool] = False
     """Workers start at exactly the parameters after the reply's step, not at newer ones. A worker whose batch had no
@@ -200,8 +201,8 @@ class Rule(Named):
     the server drops such a gradient and starts its worker again, and the rule does not hear of it.
     """
     moves_by_first_batch: ClassVar[bool] = False
-    """What moves the running statistics, as of BatchNorm, in a step: one of its gradients alone, that whose batch has
-    the lowest number, as torch's DDP keeps those of rank 0 alone. By default they are updated from all gradients of the
+    """Whether one gradient of a step alone moves the running statistics, as of BatchNorm: that whose batch has the
+    lowest number, as torch's DDP keeps those of rank 0 alone. By default they are updated from all gradients of the
     step: one after the other or, in rules with `local_steps`, from their weighted mean.
     """
     in_rounds: ClassVar[bool] = False

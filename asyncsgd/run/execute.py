@@ -76,14 +76,19 @@ class Live:
     facts: Mapping[str, Any]
     """Facts on the task, the data and the initial model, as they are written to summary.json."""
     record: Recorder
+    """Receives every record of the run."""
     context: ForkServerContext | None
+    """A fork server that starts workers; None: there are none to start."""
     stop_requested: StopRequest
+    """Says whether the user has asked to stop."""
     tell: Callable[[str], None]
     """Says a line to the user."""
     saver: Saver | None
     """Takes the states for checkpoints; None if nothing is written."""
     tracking: Tracking
+    """Shows the run in trackers."""
     machine: MachineWatch
+    """Notes how the machine is used while the run goes on."""
     callbacks: Callbacks | None = None
     hosts: Hosts | None = None
     """The other hosts of an asynchronous run; None if it is on one host."""
@@ -174,7 +179,7 @@ def _method(
         statistics=None if ranks_step else live.flat.statistics,
         **named,
     )
-    # How often a rule acted is not told of ranks that take the steps themselves.
+    # Where ranks take the steps, the server only counts, and its rule does not act.
     if isinstance(method, Server) and not ranks_step:
         live.record.rule_acted = method.rule_acted
     return method
@@ -182,7 +187,7 @@ def _method(
 
 def _loop(live: Live, method: Method, backend: Backend, parameters: Callable[[], Tensor] | None = None) -> Loop:
     """Make the loop, with the state of the checkpoint if the run is resumed."""
-    live.stop_requested.begin_step()  # the first evaluation begins, and its length counts as that of a step
+    live.stop_requested.begin_step()  # a turn of the loop begins, with the first evaluation; its length is noted
     hooks = Hooks(
         live.record,
         live.saver,
@@ -290,7 +295,7 @@ def _start_workers_and_serve(live: Live, segment: Segment, optimizer: Optimizer 
     shares = live.run.runtime.transport == "shared_memory"
     links: dict[int, Link] = {}
     with contextlib.ExitStack() as closing:
-        # Workers that do not share memory have a pair of links each, whose ends find each other in a private folder.
+        # Workers that do not share memory have a `Pair` each, whose two ends find each other in a private folder.
         rendezvous = Rendezvous() if shares else Rendezvous(closing.enter_context(_private_folder()))
         processes = closing.enter_context(ChildProcesses(live.context))
         here = range(live.num_workers) if live.hosts is None else live.hosts.this_host.workers
@@ -421,6 +426,7 @@ def _run_rank_zero(live: Live, worker: Worker | None, resume: tuple[Path, str] |
         # about in the ranks.
         rule = Asynchronous()
         num_workers = 2
+        # Batches are computed in groups, which end at the next evaluation.
         group_size = group_size_function(run.limits, run.budget.evaluations, run.task.batch_size)
     server = _method(
         live,

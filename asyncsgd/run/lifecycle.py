@@ -118,7 +118,7 @@ def carry_out(
 
     Raises:
         UsageError: if the user has to change something. A new run's folder then holds a FAILED summary; that of a run
-            that was to be resumed is as it was.
+            that was to be resumed is as it was, unless its state turns out to be unreadable when training begins.
     """
     asked = Asked(run, launch, folder, context, quiet, receivers, callbacks, tracking or Tracking())
     with contextlib.ExitStack() as closing:
@@ -139,7 +139,8 @@ def carry_out(
             result = Result(FAILED, f"{where} cannot be written ({reason(error)})")
             summary = run.summary() | {"status": result.status, "message": result.message}
         if live is not None and live.hosts is not None:
-            live.hosts.is_unfinished = result.status == INTERRUPTED  # their last word is whether the run goes on later
+            # When `hosts` is closed, it tells the other hosts whether the run can go on later.
+            live.hosts.is_unfinished = result.status == INTERRUPTED
     if result.status == FAILED:
         # With --nnodes MIN:MAX torchrun may be about to end this rank and start it again, as a host comes or goes. If
         # it ended by itself first, torchrun would count that as a failure of its own.
