@@ -374,6 +374,16 @@ def numbers(row: Any, reference: str) -> str:
     >>> tie = Row(endpoint="loss_at_equal_samples", p=math.nan, test="signed rank", reason="every pair is a tie")
     >>> numbers(tie, "sync")
     'loss at equal samples: every pair is a tie'
+
+    The interval of an equivalent row is that of its equivalence test, also where the sign-flip test has none:
+
+    >>> from analysis.answers import answer_family, question_of_numbers
+    >>> ours = [0.012, -0.023, 0.031, -0.014, 0.025, -0.017]
+    >>> rows = answer_family([question_of_numbers(ours, [0] * 6, margin=0.1) for _ in range(2)])
+    >>> rows[0].word, rows[0].low
+    ('equivalent', nan)
+    >>> numbers(rows[0], "b")
+    'numbers: 0.002 higher than b (95 % CI -0.022 to +0.027, better in 3 of 6 seeds, p_Holm 1)'
     """
     what = endpoint_in_words(row.endpoint)
     if math.isnan(row.p):
@@ -389,14 +399,14 @@ def numbers(row: Any, reference: str) -> str:
         if math.isnan(low):
             interval = f"no {_ci_label(row)}"
         return f"{what}: {_speedup_words(row, '{:.2f}'.format)} than {reference} ({interval}, {won})"
-    form = number_format(row.estimate, row.low, row.high)
     ends = (row.low, row.high)
     label = _ci_label(row)
     if row.word in ON_MARGIN:
         ends = (row.equal_low, row.equal_high)
         label = _ci_label(row, alphas_outside=2)
+    form = number_format(row.estimate, *ends)
     interval = f"{label} {form(ends[0], sign=True)} to {form(ends[1], sign=True)}"
-    if math.isnan(row.low):
+    if math.isnan(ends[0]):
         interval = f"no {label}"
     side = "higher" if row.estimate > 0 else "lower"
     unit = f" {row.unit}" if row.unit in ("nats", "s", "virtual s") else ""
