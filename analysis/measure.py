@@ -288,9 +288,11 @@ class Measure:
     def _budget(self, runs: Sequence[Any], times: Array, ends: Mapping[str, float]) -> tuple[float, str]:
         """The second at which times are capped, and its kind.
 
-        `EVERY_RUN_HAD` is what all runs were given. Where they were not given the same, `CUT_SHORT` is where the first
-        run that missed the target ended. `LONGEST_RUN` is where the last run ended, if none missed it but those that
-        diverged: no time is capped then but theirs.
+        `EVERY_RUN_HAD` is what all runs were given. `CUT_SHORT` is where the first run that missed the target ended. It
+        is taken where the runs were not given the same, or where a run that missed the target ended before what all
+        were given. It is 0 where such a run was evaluated at its start alone: whether it reached the target is not
+        known, so no pair shows anything. `LONGEST_RUN` is where the last run ended, if none missed the target but
+        those that diverged: no time is capped then but theirs.
         """
         given = {run.settings.get("seconds") for run in runs}
         missed = []
@@ -300,7 +302,7 @@ class Measure:
         budget = given.pop() if len(given) == 1 else None
         if budget and all(end >= budget for end in missed):
             return float(budget), EVERY_RUN_HAD
-        if missed and max(missed) > 0:  # 0: those that missed it were evaluated at their start alone
+        if missed:
             return min(missed), CUT_SHORT
         return max(ends.values()), LONGEST_RUN
 

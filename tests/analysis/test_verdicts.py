@@ -293,6 +293,13 @@ def test_a_run_that_stopped_at_its_target_was_there(tmp_path):
     assert row.ratio_ends[0] < sum(EIGHT) / sum(SOONER) < row.ratio_ends[1]
 
 
+def test_runs_that_were_evaluated_at_their_start_alone_are_not_later_than_others(tmp_path):
+    arms = [dataclasses.replace(arm, settings={"samples": 1600}) for arm in (SYNC, ASYNC)]
+    row = row_of(two_arms(tmp_path, [[(0, 0.0, 6.0)]] * 8, CURVES[1], arms=arms), "time_to_target")
+    assert row.budget == 0.0
+    assert row.word == "undecided"
+
+
 ENDED = "where the first run ended; the last ended at 1600"
 SHARED = "the last evaluation that all runs share; the last ended at 1600"
 PAIRED = "where the shorter run of each pair ended or both have an evaluation; the longest is 100"
