@@ -192,14 +192,14 @@ class Measure:
             positions = self.curve(run.run, x)[0]
             return float(np.diff(positions).max(initial=0.0)), len(positions)
 
-        # of runs with equal gaps the one with the most evaluations, which has the larger number to type: ten times it,
-        # so that the gap becomes a tenth
+        # Of runs with equal gaps the one with the most evaluations is taken. Ten times as many make the gap a tenth.
         run = max(runs, key=gap_and_count)
         gap, count = gap_and_count(run)
-        every = str(run.settings.get("evaluate_every") or "")
+        # `evaluations` is refused beside `evaluate_every`
         setting = f"evaluations={10 * (count - 1)}"
-        if every.isdigit():
-            setting = f"evaluate_every={float(every) / 10:g}"
+        every = run.settings.get("evaluate_every")
+        if every:
+            setting = f"evaluate_every={_tenth_of(str(every))}"
         unit = "samples" if x == "samples" else unit_of_seconds(clock)
         return f"evaluated every {gap:.3g} {unit} (type {setting} for a narrower answer)"
 
@@ -317,6 +317,19 @@ def _common_position(curves: Sequence[Curve], tolerance: float) -> float:
     end = min(float(x[-1]) for x, _ in curves)
     position = shared_position(curves, end, tolerance)
     return end if position is None else position
+
+
+def _tenth_of(every: str) -> str:
+    """A tenth of the setting `evaluate_every`, which is a whole number of samples or any number of epochs.
+
+    >>> [_tenth_of(every) for every in ("1000", "25", "1epoch", ".5epoch")]
+    ['100', '3', '0.1epoch', '0.05epoch']
+    """
+    number, is_epochs, _ = every.partition("epoch")
+    tenth = float(number) / 10
+    if is_epochs:
+        return f"{tenth:g}epoch"
+    return f"{math.ceil(tenth)}"
 
 
 def unit_of_seconds(clock: str) -> str:
