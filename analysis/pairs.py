@@ -169,7 +169,7 @@ def _pairs(tests: DataFrame, others: DataFrame, arms: TwoArms, plan: Plan, *, co
     if control:  # losses are compared at equal samples, whatever budget the control arm was given
         allowed |= {*BUDGET, "batch_size"}
     compared = compare_arms(ours, theirs, allowed)
-    why_not_comparable, more_notes = limits_of_unlike(compared.pairs.values(), plan)
+    why_not_comparable, more_notes = limits_of_unlike(compared.pairs.values(), (treatment, reference), plan)
     notes += more_notes
     why_untimed: dict[Any, str] = {}
     timing_caveats: list[str] = []
@@ -294,21 +294,35 @@ def caveats_on_repeated(runs: DataFrame, arm: str) -> list[str]:
     return [f"The {len(ends)} runs of {arm} end at {which}, so they are not independent."]
 
 
-def limits_of_unlike(pairs: Collection[RunsCompared], plan: Plan) -> tuple[str, list[Note]]:
-    """Why the pairs of two arms are not comparable, and a note on other differences of the arms."""
+def limits_of_unlike(pairs: Collection[RunsCompared], arms: tuple[str, str], plan: Plan) -> tuple[str, list[Note]]:
+    """Why the pairs of two arms are not comparable, and a note on other differences of the arms.
+
+    A setting counts as tuned where tuning chose it in both arms:
+
+    >>> from analysis.questions import NO_PLAN
+    >>> from asyncsgd.studies.files import PlannedArm
+    >>> planned = [PlannedArm(name, "async", {}, chosen={"learning_rate": 0.1}) for name in ("a", "b")]
+    >>> plan = NO_PLAN._replace(arms={arm.name: arm for arm in planned})
+    >>> compared = RunsCompared({}, {}, {"learning_rate": ("0.1", "0.2")})
+    >>> [limits_of_unlike([compared], arms, plan)[1][0] for arms in (("a", "b"), ("a", "c"))]  # doctest: +ELLIPSIS
+    ['the arms also differ in learning_rate (0.1, 0.2: tuned for each arm)', 'the ... learning_rate (0.1, 0.2)']
+    """
     mentions: dict[str, list[str]] = {}
     for pair in pairs:
         for key, values in pair.mentions.items():
             mentions.setdefault(key, []).extend(values)
     refusals = [pair.refusals for pair in pairs]
     why = each_once(refusals)
-    # --arms names settings; these refusals are about what runs began from, or about what follows from the model
+    # --arms names settings. The refusals that are taken away here are about what runs began from, or about what follows
+    # from the model.
     settings = sorted({*itertools.chain(*refusals)} - {*START_COLUMNS, "first_loss", "micro_batches"})
     if settings and not plan.runs:
         why += f" (if the arms are meant to differ in it: --arms {','.join((*plan.arms_differ_in, *settings))})"
     if not mentions:
         return why, []
-    tuned = {key for arm in plan.arms.values() for key in arm.chosen or {}}
+    # of the two arms that are compared, not of others in the plan
+    chosen = [plan.arms[arm].chosen or {} if arm in plan.arms else {} for arm in arms]
+    tuned = {*chosen[0]} & {*chosen[1]}
     return why, [Note(also_differ(mentions, tuned))]
 
 

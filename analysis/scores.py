@@ -122,7 +122,7 @@ def _unlike(runs: DataFrame, arms: tuple[str, str], plan: Plan) -> tuple[str, li
     tests = compare_arms(rows_with(ours, stage="test"), rows_with(theirs, stage="test"), allowed)
     tuned = compare_arms(rows_with(ours, stage="finetune"), rows_with(theirs, stage="finetune"), set(), fine_tuned=True)
     both = [*tests.pairs.values(), *tuned.pairs.values()]
-    return limits_of_unlike(both, plan)
+    return limits_of_unlike(both, arms, plan)
 
 
 def _columns_of_scores(tuned: DataFrame, means: DataFrame, treatment: str, reference: str) -> Columns:
