@@ -243,9 +243,9 @@ def why_exploratory(runs: DataFrame, arms: DataFrame, plan: Plan) -> str:
         return "analysis.yaml registers no number of seeds: how many there are may have been chosen after looking"
     names = primary_arms.index[is_reference | primary_arms.index.map(plan.is_in_family)]
     tests = runs[(runs["stage"] == "test") & runs["arm"].isin(names)]
-    num_run = tests.groupby("arm")["seed"].nunique().max()
-    if num_run > num_registered:
-        counts = f"{num_run} seeds were run and {num_registered} registered"
+    num_planned = tests.groupby("arm")["seed"].nunique().max()
+    if num_planned > num_registered:
+        counts = f"{num_planned} seeds were run and {num_registered} registered"
         return f"{counts}: seeds added after looking are no confirmation"
     # a run that was begun and lost drops its seed from both arms, whereas one that was never begun may have been left
     # out on purpose
