@@ -237,7 +237,8 @@ def why_exploratory(runs: DataFrame, arms: DataFrame, plan: Plan) -> str:
     if not is_reference.any():
         primary = plan.registered.primary
         shown = ", ".join(f"{key} {getattr(primary, key)}" for key in ("num_workers", "clock") if getattr(primary, key))
-        return f"the folder has no {plan.reference} arm under the registered conditions ({shown})"
+        conditions_in_words = f" under the registered conditions ({shown})" if shown else ""
+        return f"the folder has no {plan.reference} arm{conditions_in_words}"
     num_registered = plan.registered.num_seeds
     if num_registered is None:
         return "analysis.yaml registers no number of seeds: how many there are may have been chosen after looking"
@@ -245,7 +246,7 @@ def why_exploratory(runs: DataFrame, arms: DataFrame, plan: Plan) -> str:
     tests = runs[(runs["stage"] == "test") & runs["arm"].isin(names)]
     num_planned = tests.groupby("arm")["seed"].nunique().max()
     if num_planned > num_registered:
-        counts = f"{num_planned} seeds were run and {num_registered} registered"
+        counts = f"{num_planned} seeds were planned and {num_registered} registered"
         return f"{counts}: seeds added after looking are no confirmation"
     # a run that was begun and lost drops its seed from both arms, whereas one that was never begun may have been left
     # out on purpose

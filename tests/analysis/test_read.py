@@ -293,3 +293,9 @@ def test_a_planned_arm_without_a_run_counts_in_the_registered_family(tmp_path):
     study = asyncsgd.load(folder)
     assert row_of(study, "time_to_target").family_size == 2
     assert row_of(study, "time_to_target", third.name).word == "too few seeds"
+
+
+def test_without_registered_conditions_none_are_named_where_the_reference_is_missing(tmp_path):
+    registered = {"reference": "other", "primary": {"endpoint": "time_to_target"}}
+    why = asyncsgd.load(two_arms(tmp_path, **registered)).exploratory
+    assert why == "the folder has no other arm"
