@@ -218,8 +218,8 @@ def answer_alone(question: QuestionRow, family_size: int) -> QuestionRow:
 
 
 def _test_known_values(question: QuestionRow, ours: stats.Array, theirs: stats.Array) -> QuestionRow:
-    """The question with the answer of these values, of each arm one value for each pair."""
-    row = replace(question)  # `question` stays as it is; it is returned with a reason where there is nothing to test
+    """Test the question with one known value for each pair and arm."""
+    row = replace(question)  # `question` stays as it is: without anything to measure it is returned with a reason
     if np.isinf([ours, theirs]).any():
         ranks = stats.signed_ranks(ours, theirs)
         row.test = "signed rank"
@@ -362,7 +362,7 @@ def word_of(row: QuestionRow) -> tuple[str, str]:
 
 
 def is_undecided_by_gaps(row: Any) -> bool:
-    """Whether a row is undecided because of what is not known between two evaluations."""
+    """Of an undecided row: whether it is so because of what is not known between two evaluations."""
     if not row.p_ends:
         return False
     directions_differ = row.p > max(row.p_ends)  # then `_combine_ends` makes p 1

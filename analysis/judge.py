@@ -136,7 +136,7 @@ def _questions_of_pairs(pairs: Pairs, measure: Measure, arms: DataFrame, plan: P
         why_not_comparable = pairs.why_not_comparable
         if endpoint in IN_SECONDS:
             caveats += pairs.timing_caveats
-            # of no pair are seconds compared; the reason of the first stands for all
+            # if the seconds of none of the pairs can be compared, the reason of the first stands for all
             if len(pairs.why_untimed) == len(pairs.run_pairs) > 0:
                 why_not_comparable = why_not_comparable or next(iter(pairs.why_untimed.values()))
         notes = pairs.notes

@@ -105,7 +105,7 @@ def read_plan(folder: Path) -> Plan:
         try:
             content = file.read_bytes()
             sha256 = hashlib.sha256(content).hexdigest()
-            # the name that its errors begin with, which follow "analysis.yaml cannot be used:"
+            # an error of read_yaml begins with `name`; the whole is "analysis.yaml cannot be used: it ..."
             written = read_yaml(content.decode("utf-8"), name="it")
             registered = msgspec.convert(written, Registration)
             why = _why_not_registered(plan, registered, sha256)
@@ -263,7 +263,7 @@ def why_exploratory(runs: DataFrame, arms: DataFrame, plan: Plan) -> str:
 def labels(arms: DataFrame) -> dict[str, str]:
     """Every arm in the reader's words: its algorithm, and the columns in which the arms of `groups` differ."""
     differ_in = {name: arms[name].nunique() > 1 for name in ("workers", "clock", "task")}
-    # arms of two algorithms are told apart by these, whatever their batches are
+    # arms of two algorithms are told apart by the names of these, whatever their batches are
     differ_in["batch_size"] = bool((arms.groupby("algorithm")["batch_size"].nunique() > 1).any())
     differ_in["speeds"] = arms.loc[arms["clock"] == "virtual", "speeds"].nunique() > 1
     label_of = {}

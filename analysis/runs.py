@@ -32,7 +32,7 @@ class RunRow(NamedTuple):
     left_out: str  # why it enters no mean, test or count
     notes: str
     # what was learned and evaluated
-    task: str  # finetuning, of a fine-tuning
+    task: str  # "finetuning" for every fine-tuning
     task_class: str
     model: str
     data: str  # hash
@@ -43,7 +43,7 @@ class RunRow(NamedTuple):
     terms: float  # weight of the evaluation: its masked tokens, tokens or examples
     # what it began from
     start: str  # hash of the parameters
-    initial_model: str  # the same hash, of a task with a new head with this head
+    initial_model: str  # hash of the parameters with the new head, where the task adds one
     from_scratch: bool | None
     first_loss: float  # at update 0
     # how it was trained
@@ -104,7 +104,7 @@ class Note(str):
 
     `below` stands in small type under the verdict, and so does `batches`, on arms with unequal batch sizes. `diverged`
     and `risen` make sentences of the verdict, `corrected` stands next to the p value. `undefined` is on scores that do
-    not exist. `budget`, on the second up to which times are counted, stands among the details where a run missed the
+    not exist. `budget` says up to which second times are counted. It stands among the details where a run missed the
     target.
     """
 

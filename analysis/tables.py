@@ -445,7 +445,7 @@ def latex(table: DataFrame, name: str, title: str = "") -> str:
         caption=_escaped(title or name),
         position_float="centering",
     )
-    # a long name may be broken after a low line
+    # a long name may be broken after an underscore
     document = document.replace(r"\_", r"\_\allowbreak ")
     return document.replace(r"\centering", r"\centering\footnotesize\setlength{\tabcolsep}{2pt}", 1)
 

@@ -28,7 +28,7 @@ ENDPOINT_WORDS = {
 }
 """Endpoints in words; any other is a score after fine-tuning."""
 DETAIL_KINDS = ("below", "batches")
-"""The kinds of the notes that are shown among the details of a headline."""
+"""The kinds of the notes that are details of a headline whatever its word is; `details` adds two further kinds."""
 SIGN_FLIP_ASSUMPTION = (
     "tested: whether a difference and its opposite are equally likely; if a few runs of one arm can go far wrong, a "
     "mean can be worse although most seeds are better"
@@ -107,7 +107,7 @@ def _headline(row: Any, rows: DataFrame, arms: DataFrame, controls: set[str], ex
             text = f"{text} ({shown_row.family})"
         sentences.append(text)
         lines += details(shown_row, names[row.reference])
-    # a diverged run counts as worse than any loss, and an infinite time: one of them can make the difference
+    # A diverged run counts as worse than any loss, and its time as infinite. A single one can decide.
     diverged_runs = [note.about for note in row.notes if note.kind == "diverged"]
     sentences += [f"{how_many_runs} of {names[arm]} diverged" for arm, how_many_runs in diverged_runs]
     # a note (`runs.Note`) is a sentence, a str that has a kind
