@@ -183,7 +183,8 @@ def groups(runs: DataFrame, plan: Plan) -> DataFrame:
 
 
 def _facts_of_plan(arm: PlannedArm) -> list[Any]:
-    """The values of `GROUP_COLUMNS` that the plan gives an arm without a run. Its batch size is not known.
+    """The values of `GROUP_COLUMNS` that the plan gives an arm without a run. Its batch size and its task are not
+    known. Where arms differ in one of them, the arm is in a group of its own.
 
     >>> _facts_of_plan(PlannedArm(name="sync-w4", algorithm="sync", settings={}, num_workers=4))
     ['sync', 4, 'measured', '', nan, '']

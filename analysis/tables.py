@@ -122,7 +122,11 @@ ANSWER_COLUMNS = ("unit", "test", "p", "p_holm", "margin", "p_equal", "word", "r
 
 
 def comparisons(tests: DataFrame) -> DataFrame:
-    """Table 2: every question with its answer."""
+    """Table 2: every question with its answer.
+
+    `difference` has the interval of the test of a difference, whatever the word is. The interval of the equivalence
+    test is in the columns `equal_low` and `equal_high` of `tests`.
+    """
     table = tests[[*QUESTION_COLUMNS]].copy()
     table["better"] = [f"{row.wins} of {row.n}" if row.test else "" for row in tests.itertuples()]
     table["difference"] = _intervals(tests, "estimate", "low", "high")
@@ -199,7 +203,10 @@ def _ratio(tests: DataFrame) -> str:
 
 
 def tuning(runs: DataFrame, plan: Plan) -> DataFrame:
-    """Table 3: what was tried, and what was chosen."""
+    """Table 3: the learning rates that were tried, and the one that was chosen.
+
+    A row is the mean over all trials of an arm with one learning rate, whatever else was tuned.
+    """
     tried = runs[runs["stage"] == "tuning"]
     by_rate = tried.groupby(["arm", "learning_rate"], sort=False)
     table = by_rate.agg(loss=("loss", "mean"), runs=("run", "size")).reset_index()
