@@ -122,6 +122,7 @@ class Flags:
         task, task_class: the name of the task that is trained and that of its class. A file may name either, and one
             that names another task is refused. Empty: no task is trained.
 
+    >>> from asyncsgd.settings.specs import group, setting
     >>> Width = dataclasses.make_dataclass("Width", [("width", int, setting(8, "columns", at_least=1))], frozen=True)
     >>> Model = dataclasses.make_dataclass("Model", [("shape", Width, group(Width, "shape"))], frozen=True)
     >>> flags = Flags(Model)
