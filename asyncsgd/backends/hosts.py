@@ -311,13 +311,21 @@ class Hosts:
         try:
             link.send(Alive())
             while link.is_readable():
-                link.receive()
+                message = link.receive()
                 self._heard_at[host] = awake()
+                if isinstance(message, Alive):
+                    self._give_up_workers(host, message)
         except Gone as gone:
             return str(gone)
         if awake() - self._heard_at[host] > self._signs.deadline:
             return f"no sign of life for {self._signs.deadline:g} s"
         return None
+
+    def _give_up_workers(self, host: int, alive: Alive) -> None:
+        """Give up the pairs of the workers that have ended, for the case that gloo has not noticed it."""
+        for worker, how in alive.ended:
+            if worker in self._workers and self.host_of(worker) == host:
+                self._workers[worker].give_up(how)
 
     def _lose(self, host: int, reason: str) -> None:
         hello = self.greetings[host]

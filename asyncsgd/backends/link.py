@@ -171,6 +171,9 @@ class Prepared(MessageBase):
 class Alive(MessageBase):
     """A sign of life."""
 
+    ended: tuple[tuple[int, str], ...] = ()
+    """The workers of the host whose processes have ended, and how, in words."""
+
 
 class PartOfFile(Struct, array_like=True, forbid_unknown_fields=True):
     """A part of a file in a run folder, which is sent to the mirror."""

@@ -103,21 +103,26 @@ class Member:
         """The pair with rank 0 through which copies of checkpoints come."""
         return Pair(self.rendezvous, mirror.PAIR, serves=False)
 
-    def stay(self, left: Callable[[], str]) -> bool:
+    def stay(self, left: Callable[[], str], how_it_ended: Callable[[int, float], str | None]) -> bool:
         """Exchange signs of life with rank 0, and return when it lets this host go; whether the run is done.
 
         Args:
             left: says what is left of the run if rank 0 is lost.
+            how_it_ended: that of the host's `ChildProcesses`. Rank 0 is told which workers have ended, since gloo does
+                not always notice it.
 
         Raises:
             RunError: if rank 0 is lost.
         """
         heard = awake()
         sent = -math.inf
+        ended: tuple[tuple[int, str], ...] = ()
         while True:
             try:
                 if awake() - sent > self._signs.interval:
-                    self._link.send(Alive())
+                    # Those that had ended at the sign before: their last messages have come by now.
+                    self._link.send(Alive(ended))
+                    ended = self._ended(how_it_ended)
                     sent = awake()
                 if wait([self._link.fileno()], POLL_SECONDS):
                     message = self._link.receive()
@@ -129,6 +134,14 @@ class Member:
                 raise RunError(self._lost(str(gone), left())) from gone
             if awake() - heard > self._signs.deadline:
                 raise RunError(self._lost(f"no sign of life for {self._signs.deadline:g} s", left()))
+
+    def _ended(self, how_it_ended: Callable[[int, float], str | None]) -> tuple[tuple[int, str], ...]:
+        ended = []
+        for worker in self.this_host.workers:
+            how = how_it_ended(worker, 0.0)
+            if how is not None:
+                ended.append((worker, how))
+        return tuple(ended)
 
     def _lost(self, reason: str, left: str) -> str:
         return f"rank 0 on {self.this_host.leader} is lost ({reason}), and with it the run; {left}"

@@ -465,8 +465,10 @@ def _first_lost(processes: ChildProcesses, num_workers: int) -> tuple[int, str]:
     failed_by_itself = {}
     for rank in range(num_workers):
         how_it_ended = processes.how_it_ended(rank, 2.0)
+        if how_it_ended is None:  # it lives, or it is this process
+            continue
         exit_code = processes.exit_code(rank)
-        if how_it_ended is None or exit_code == 0:
+        if exit_code == 0:
             continue
         failed[rank] = how_it_ended
         if exit_code != LOST_CONTACT:

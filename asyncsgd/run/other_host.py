@@ -127,10 +127,12 @@ def follow_as_host(
             for worker in this_host.workers:
                 processes.start(worker, run_worker, run.as_sent_to(worker), member.rendezvous, worker)
             if keeper is None:
-                is_done = member.stay(lambda: _GOES_ON if launch.is_elastic else _LEFT_THERE)
+                is_done = member.stay(lambda: _GOES_ON if launch.is_elastic else _LEFT_THERE, processes.how_it_ended)
             else:
                 keeper.start()
-                is_done = member.stay(lambda: _GOES_ON if launch.is_elastic else _left_here(keeper, goes_on))
+                is_done = member.stay(
+                    lambda: _GOES_ON if launch.is_elastic else _left_here(keeper, goes_on), processes.how_it_ended
+                )
         if launch.is_elastic and not is_done:
             raise RunError(f"{this_host.leader}, which leads, has stopped the run before it was done")
     except RunError as error:
