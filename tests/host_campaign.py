@@ -5,7 +5,8 @@
 Each run is asynchronous, with up to two workers on each of two hosts that are network namespaces (see hosts.py). In
 about every second one host 1 is a mirror.
 
-1. Unless host 0 is lost the run ends DONE, with every sample of its budget; no batch is counted twice or left out.
+1. Unless host 0 is lost the run ends DONE, with every sample of its budget; no batch is counted twice or left out. If
+   all workers are gone it is FAILED, and says so.
 2. The run is replayed bit for bit.
 3. Where host 0 is lost, the other host says so and ends with another exit code than 0. From a mirror that has a
    checkpoint the run goes on there, and 1 and 2 hold of it.
@@ -130,6 +131,7 @@ def broken_promises(two, words, workers, harms, rng):
     num_batches = int(words[words.index("--samples") + 1]) // BATCH
     summary_path = two.folders[0] / "run" / "summary.json"
     leader_lost = False
+    lost = [0, 0]  # workers, on each host
     for harm in harms:
 
         def is_due(harm=harm):
@@ -139,7 +141,11 @@ def broken_promises(two, words, workers, harms, rng):
             until(is_due, "it trains", 240)
         if summary_path.exists() or leader_lost:
             break
-        do(two, harm, rng)
+        if do(two, harm, rng):
+            if harm.kind == "worker killed":
+                lost[harm.host] += 1
+            elif harm.kind in ("host lost", "hosts cut off for too long"):
+                lost[harm.host] = workers[harm.host]
         leader_lost |= harm.kind == "host lost" and harm.host == 0
     if leader_lost:
         with contextlib.suppress(AssertionError):
@@ -159,6 +165,11 @@ def broken_promises(two, words, workers, harms, rng):
         until(lambda: not workers_on(two, 0), "the workers of host 0 end", 60)
     except AssertionError as error:
         return [*wrong, str(error)]
+    summary = json.loads(summary_path.read_text())
+    if all(gone >= there for gone, there in zip(lost, workers, strict=True)) and summary["status"] == "FAILED":
+        if "no worker is left" not in summary["message"]:
+            wrong.append("it does not say that no worker is left")
+        return wrong
     return [*wrong, *broken_by_the_end(two, 0, num_batches)]
 
 
