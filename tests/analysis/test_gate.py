@@ -45,7 +45,7 @@ def test_a_setting_that_changes_a_loss_and_that_no_plan_names_is_a_difference(tm
     assert set(found.tests["reason"]) == {told}
     for notes in found.tests["notes"]:
         for note in notes:
-            assert not note.startswith(("every run had", "compared at"))
+            assert not note.startswith(("the budget of every run is", "compared at"))
 
 
 def test_every_difference_is_named_with_both_values(tmp_path):
