@@ -19,7 +19,6 @@ from typing import Any, Literal
 Algorithm = Literal["aes-gcm", "hmac-sha256"]
 TAG_BYTES = 32
 """The length of a tag as it is sent. A shorter tag has zeros after it."""
-KEY_BYTES = 32
 _HEADER = struct.Struct("!QQ")
 _NONCE = struct.Struct("!IQ")
 _PROTOCOL = b"asyncsgd pair 1"
