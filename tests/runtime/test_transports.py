@@ -17,6 +17,7 @@ import struct
 import tempfile
 import threading
 import time
+from multiprocessing import connection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,8 @@ from hypothesis import strategies as st
 from tasks import Classes, Plane
 
 from asyncsgd.backends.addresses import address_of_interface, address_towards
+from asyncsgd.backends.host import SignsOfLife, ThisHost
+from asyncsgd.backends.hosts import Hosts
 from asyncsgd.backends.launch import World
 from asyncsgd.backends.link import (
     Compute,
@@ -45,6 +48,7 @@ from asyncsgd.backends.link import (
     decode,
     encode,
 )
+from asyncsgd.backends.member import Member
 from asyncsgd.backends.pair import Greeting, Pair, Rendezvous
 from asyncsgd.backends.processes import ProcessBackend
 from asyncsgd.backends.seal import Seal, Untrusted, available, derive_key, seals
@@ -600,6 +604,32 @@ def test_who_delivers_to_an_end_that_receives_nothing_goes_on_when_the_pair_is_g
     with pytest.raises(Gone, match="no sign of life"):
         server.deliver(torch.zeros(40_000_000))
     assert other_end.is_readable() is False
+
+
+def test_a_worker_of_another_host_that_has_ended_is_lost_also_where_its_pair_does_not_notice():
+    """Two hosts in this process: the worker's end of the pair lives, and its host says that its process was killed."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    leads = ThisHost(0, 2, 0, 1, "127.0.0.1", ("127.0.0.1", store.port), "test", is_elastic=True)
+    follows = dataclasses.replace(leads, number=1, first_worker=1)
+    signs = SignsOfLife(deadline=2.0)
+    killed = "its process was killed by SIGKILL"
+
+    def be_the_other_host():
+        member = Member(follows, b"", "lo", signs, {})
+        pairs.append(Pair(member.rendezvous, "worker1", serves=False))
+        member.stay(lambda: "", lambda worker, seconds: killed)
+
+    pairs = []
+    other_host = threading.Thread(target=be_the_other_host, daemon=True)
+    other_host.start()
+    with Hosts(leads, b"", "lo", signs, lambda: None, lambda line: None) as hosts:
+        worker = hosts.connect_workers(Segment(4, 2))[1]
+        assert connection.wait([worker], 20.0)
+        with pytest.raises(Gone, match=killed):
+            worker.receive()
+        pairs[0].send(Stop())  # it lives
+    other_host.join(TIMEOUT)
+    assert not other_host.is_alive()
 
 
 def test_a_greeting_is_not_larger_than_a_frame():
