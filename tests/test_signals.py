@@ -47,6 +47,22 @@ def test_the_second_signal_leaves_with_the_records_alone(numbers, tmp_path):
     assert not (tmp_path / "model").exists()
 
 
+def test_a_run_that_is_stopped_as_soon_as_it_goes_on_says_so_and_goes_on_later(tmp_path):
+    def train(report=None):
+        return asyncsgd.train(
+            Plane(batch_size=4), samples=80, folder=tmp_path, checkpoint_every=8, report=report, quiet=True, resume=True
+        )
+
+    def stop_at(kind):
+        return lambda record: record.kind == kind and os.kill(os.getpid(), signal.SIGINT)
+
+    assert train(stop_at("arrival")).status == "INTERRUPTED"
+    begun_again = train(stop_at("resume"))
+    assert begun_again.status == Finished(tmp_path).summary["status"] == "INTERRUPTED"
+    assert "before training" in Finished(tmp_path).summary["message"]
+    assert train().status == "DONE"
+
+
 def test_a_hangup_that_nohup_ignores_stays_ignored_and_handlers_are_as_before_the_run(tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -84,6 +84,8 @@ class RunFolder:
         self._events = own(self.path) if events is None else events
         self._sha256 = hashlib.sha256()
         """Of all records, those of before a checkpoint too."""
+        self.is_taken_up = resume is None
+        """Whether the folder is this start's: from then on it has no summary until this start writes one."""
         if resume is None:
             self._events.truncate(0)
             header = {"kind": "header", "schema": SCHEMA, "task": task, "better": dict(better or {})}
@@ -115,6 +117,7 @@ class RunFolder:
         settings = self.path / "settings.yaml"
         partial = None if self.settings_yaml is None else _written_partial(settings, self.settings_yaml)
         self.resume.forget_later()
+        self.is_taken_up = True
         # Before the settings, or a kill leaves a run of these settings that is DONE.
         (self.path / "summary.json").unlink(missing_ok=True)
         if partial is not None:

@@ -167,12 +167,12 @@ def _loading(task: Task, seed: int) -> str:
     )
 
 
-def write_last(folder: RunFolder | None, summary: Mapping[str, Any], live: Live | None) -> None:
+def write_last(folder: RunFolder | None, summary: Mapping[str, Any]) -> None:
     """Write the summary and close the folder; signals wait meanwhile. A resume that was refused leaves the old one."""
     if folder is None:
         return
     with held():
-        if live is not None or folder.resume is None:
+        if folder.is_taken_up:
             folder.write_summary(summary)
         folder.close()
 
@@ -221,7 +221,7 @@ def finish(live: Live, result: Result) -> tuple[Result, dict[str, Any]]:
     with contextlib.suppress(KeyboardInterrupt):  # the run has ended; only what it cost is not known then
         summary |= _cost(live, summary)
     summary |= live.tracking.finish(result.status)
-    write_last(folder, summary, live)
+    write_last(folder, summary)
     for line in _results(live, result, summary):
         live.tell(line)
     return result, summary

@@ -133,7 +133,7 @@ def carry_out(
             else:
                 summary = run.summary() | {"status": result.status, "message": result.message}
                 summary |= asked.tracking.finish(result.status)
-                write_last(folder, summary, live)
+                write_last(folder, summary)
         except OSError as error:
             where = None if folder is None else folder.path
             result = Result(FAILED, f"{where} cannot be written ({reason(error)})")
@@ -182,7 +182,7 @@ class _Attempt:
             summary = self._asked.run.summary() | {"status": FAILED, "message": str(error)} | of_trackers
             if self.live is not None:
                 self.live.machine.finish()
-            write_last(folder, summary, self.live)
+            write_last(folder, summary)
             raise
         except KeyboardInterrupt:
             return BEFORE_TRAINING if self.live is None else INTERRUPTED_AT_ONCE, None
