@@ -67,6 +67,22 @@ def test_the_model_is_that_of_the_evaluation_on_every_runtime(runtime):
         assert set(evaluation.metrics) == {"error", "own"}
 
 
+def test_a_model_that_a_callback_keeps_or_rebinds_stays_that_of_its_evaluation():
+    kept = []
+
+    def keep(look):
+        kept.append(look)
+
+    def rebind(look):
+        look.model.double()
+
+    run = asyncsgd.train(Plane(), runtime=InProcess(), callbacks=[rebind, keep, own_loss], **GIVEN)
+    assert len(kept) == len(run.evaluations) == 9
+    for look, evaluation in zip(kept, run.evaluations, strict=True):
+        assert own_loss(look)["own"] == pytest.approx(evaluation.loss, rel=1e-5)
+        assert evaluation.metrics["own"] == pytest.approx(evaluation.loss, rel=1e-5)
+
+
 def test_a_run_that_is_looked_at_trains_as_one_that_is_not():
     bare = asyncsgd.train(Classes(), runtime=Virtual(2, Exponential(1.0)), **GIVEN)
     looked_at = asyncsgd.train(

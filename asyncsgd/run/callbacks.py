@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ class Look:
     evaluation: Evaluation
     """The record: loss, metrics, version, samples and seconds."""
     model: nn.Module
-    """A copy of the evaluated model, in evaluation mode; what is done to it does not touch the run."""
+    """A copy of the evaluated model, in evaluation mode; it may be kept and changed, and the run is not touched."""
     reason: str | None = dataclasses.field(default=None, init=False)
     """Why the run is to end; None: it is not."""
 
@@ -42,16 +43,15 @@ Callback = Callable[[Look], Mapping[str, float] | None]
 
 
 class Callbacks:
-    """Calls callbacks one after the other, each with a model of its own evaluation.
+    """Calls callbacks one after the other, each with a copy of the evaluated model for itself.
 
-    What a callback raises is told at once where that is the first evaluation. Later it costs the score alone, as a
-    mistake in a task's `metrics` does. The default generators are afterwards as they were before.
+    What a callback raises ends the run at once where that is the first evaluation. Later its metrics of that evaluation
+    are lost, and the summary has a `score_error`, as for a mistake in a task's `metrics`. The default generators are
+    afterwards as they were before.
 
     Args:
         run: prepared.
-
-    Raises:
-        UsageError: for what cannot be called.
+        callbacks: as `check_callbacks` lets pass.
     """
 
     def __init__(self, run: Run, callbacks: Sequence[Callback]) -> None:
@@ -71,8 +71,8 @@ class Callbacks:
         stopped_by: dict[str, str] | None = None
         error: str | None = None
         for callback in self._callbacks:
-            look = Look(evaluation, self._model(parameters, statistics))
             try:
+                look = Look(evaluation, self._model(parameters, statistics))
                 with generators_restored(self._device):
                     said = callback(look)
                 own = _metrics_in(said)
@@ -87,14 +87,16 @@ class Callbacks:
         return CallbackAnswer(metrics, stopped_by, error)
 
     def _model(self, parameters: Tensor, statistics: Tensor | None) -> nn.Module:
-        if self._flat is None:
-            self._flat = self._run.flat(device=self._device)
-        flat = self._flat
+        """A copy of the evaluated model. No callback sees the one that is copied, whose tensors lie in one vector."""
         with torch.no_grad():
+            if self._flat is None:
+                self._flat = self._run.flat(device=self._device)
+                self._flat.release_gradients()  # they would be copied too
+            flat = self._flat
             flat.parameters.copy_(parameters)
-        if flat.statistics is not None and statistics is not None:
-            flat.statistics.put(statistics)
-        return flat.model.eval()
+            if flat.statistics is not None and statistics is not None:
+                flat.statistics.put(statistics)
+            return copy.deepcopy(flat.model).eval()
 
 
 def check_callbacks(callbacks: Any) -> None:
