@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import hashlib
 import json
+import os
 import random
 import re
 import shlex
@@ -413,6 +414,35 @@ def test_a_look_writes_nothing_before_and_after(flag, unbroken, tmp_path, capsys
     assert sweep(config, out, flag) == 0
     assert files_of(out) == before
     assert "stilt_mlm.py" not in capsys.readouterr().out
+
+
+def test_printed_commands_make_a_study_that_was_registered_before_its_test_runs(unbroken, tmp_path, capsys):
+    config, out = unbroken
+    new = tmp_path / "new"
+    for folders in ({"base", "tuning"}, {"pilot"}, {"test"}, set()):
+        capsys.readouterr()
+        assert sweep(config, new, "--print-commands") == 0
+        commands = [line for line in capsys.readouterr().out.splitlines() if line.startswith("python ")]
+        words = [shlex.split(command) for command in commands]
+        made = [Path(line[line.index("--run-dir") + 1]).relative_to(new).parts[0] for line in words]
+        assert set(made) == folders
+        assert (new / "analysis.yaml").exists() == (folders <= {"test"})
+        for line in words:
+            stilt_mlm.SCRIPT.run(line[2:], StopRequest())
+    before = files_of(new)
+    assert sweep(config, new) == 0
+    assert files_of(new).keys() == before.keys()
+    assert results_of(new) == results_of(out)
+    assert (new / "analysis.yaml").read_text() == (out / "analysis.yaml").read_text()
+
+
+def test_only_a_study_of_the_librarys_tasks_keeps_from_the_network(small, tmp_path, monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    of_own_task = {"task": "tasks:Plane", "base": {"samples": 8}, "algorithms": {"one": {"mode": "single"}}}
+    assert sweep(written(of_own_task, tmp_path), tmp_path / "out", "--print-commands") == 0
+    assert "HF_HUB_OFFLINE" not in os.environ
+    assert sweep(written(small, tmp_path), tmp_path / "out", "--print-commands") == 0
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
 
 
 @pytest.mark.parametrize(("num_seeds", "num_arms", "level", "least"), [(6, 1, "0.05", 6), (7, 3, "0.05 / 3", 7)])

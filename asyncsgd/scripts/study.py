@@ -31,8 +31,9 @@ from asyncsgd.studies.config import read_config
 from asyncsgd.studies.overlay import quick_of, text_of, with_setting
 from asyncsgd.studies.plan import StudyPlan, make_plan, share
 from asyncsgd.studies.runs import STAGES
-from asyncsgd.studies.stages import carry_out, fork_server_for
+from asyncsgd.studies.stages import WAITS_FOR, carry_out, fork_server_for
 from asyncsgd.studies.study_folder import StudyFolder, locked
+from asyncsgd.tasks import TASKS
 
 SUMMARY = str(__doc__).partition("\n")[0]
 EXAMPLE = """\
@@ -107,7 +108,9 @@ def parser_of(command: StudyCommand) -> argparse.ArgumentParser:
     flags.add_argument("--track", metavar="NAMES", help="also show every run in a tracker; docs/running.md")
     flags.add_argument("--shard", default="1/1", metavar="I/N", help="make only the I-th of N parts")
     flags.add_argument("--dry-run", action="store_true", help="say what would be run and how long it takes, and stop")
-    flags.add_argument("--print-commands", action="store_true", help="print a command per run of this stage, and stop")
+    flags.add_argument(
+        "--print-commands", action="store_true", help="print a command for each run that can be made now"
+    )
     return flags
 
 
@@ -144,7 +147,8 @@ def carry_out_study(flags: argparse.Namespace, command: StudyCommand, stop: Stop
         )
     study = StudyFolder(plan, text, out, flags.track, typed.door)
     plan = study.plan  # of a ladder with all that follows from what has ended
-    go_offline(*plan.models_and_data())
+    if {plan.task(run) for run in plan.runs} <= TASKS.keys():  # what another task loads is not known
+        go_offline(*plan.models_and_data())
 
     if flags.dry_run or flags.print_commands:
         check(plan)
@@ -319,12 +323,17 @@ def power_text(plan: StudyPlan) -> str:
 
 
 def print_commands(study: StudyFolder, shard: tuple[int, int]) -> None:
-    """The runs that can be made now, one command a line; those of later stages depend on what these find."""
+    """The runs that can be made now, one command a line; those of later stages depend on what these find. The analysis
+    is registered before the commands of test runs are printed.
+    """
     for stage in STAGES:
         todo = study.to_do(stage, shard, retry=True)
+        if todo and stage == "test" and study.plan.analysis is not None:
+            study.begin()
+            study.register()
         for job in todo:
             print(shlex.join(job.command))
-        if todo and stage in ("tuning", "trial"):
+        if stage in WAITS_FOR.values() and study.unfinished(stage):
             print("# the commands of later runs depend on these; print them again afterwards", file=sys.stderr)
             return
 

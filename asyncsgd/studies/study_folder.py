@@ -102,7 +102,9 @@ class StudyFolder:
                     f"{kept}"
                 )
         elif self.out.exists():
-            is_free = self.out.is_dir() and not any(path.is_dir() for path in self.out.iterdir())
+            # The commands that ``--print-commands`` prints make folders of the plan, and no config.yaml.
+            planned = {run.folder.partition("/")[0] for run in self.plan.runs}
+            is_free = self.out.is_dir() and all(path.name in planned for path in self.out.iterdir() if path.is_dir())
             if not is_free:
                 raise UsageError(f"{self.out} holds other things and no study; type another --out")
         # Kept, so that `write_plan` does not drop what was registered before `register` runs again.
