@@ -90,6 +90,24 @@ def test_workers_clock_and_speeds_of_the_base_belong_to_the_arm_as_if_its_condit
     assert from_base.runs == from_conditions.runs
 
 
+def test_other_names_of_a_setting_plan_what_its_name_plans():
+    def config(nproc, speeds, data, rate):
+        return config_of(
+            base={speeds: SLOW},
+            algorithms={"sync": SYNC, "async": {**ASYNC, "rule": "ringmaster:threshold={nproc}"}},
+            conditions={nproc: [2, 4], "clock": "virtual"},
+            exclude=[{"algorithm": "sync", nproc: 2}],
+            seeds=[9],
+            tuning={"grid": {rate: [0.1, 0.2]}},
+            finetune={data: "pydocs"},
+        )
+
+    plan = make_plan(config("nproc", "speeds", "data", "learning_rate"))
+    other = make_plan(config("workers", "times", "train_file", "learning-rate"))
+    for name in ("base", "arms", "runs", "finetune"):
+        assert getattr(other, name) == getattr(plan, name)
+
+
 def test_placeholders_are_filled_in_by_the_workers_of_each_arm_in_settings_and_in_trials():
     rules = ["k_sync:quorum={nproc//2}", "k_sync:quorum={nproc-1}"]
     algorithms = {
@@ -265,6 +283,12 @@ LESS = {"algorithms": {"async": {"seconds": 10}, "sync": SYNC}, "base": {"second
         ({"analysis": {"reference": "sync"}}, "analysis pilots target_loss"),
         ({**FULL, "base": {"samples": 64}}, "sync-w2 seconds schedule: constant, got linear, samples: 64"),
         ({**LESS, "analysis": REFERENCE}, "async-w2 seconds 10 sync-w2;"),
+        # As a share of the samples it would be none in the test runs, which have seconds.
+        ({**FULL, "base": {**FULL["base"], "warmup": 0.1}}, "sync-w2 seconds warmup: in samples, got warmup: 0.1,"),
+        ({"algorithms": {"a": {"model": "small"}}, "finetune": {"data": "pydocs"}}, "a-w2 small, tiny; baseline:"),
+        ({"algorithms": {"a": {"model": "small"}}, "base_model": {"samples": 8}}, "a-w2 small out"),
+        ({"base": {"model": "small"}, "base_model": {"samples": 8}}, "sync-w2 small out"),
+        ({"algorithms": {"a": {"tune": {"workers": [1, 2]}}}}, "a.tune nproc"),
     ],
 )
 def test_what_is_wrong_is_named_with_what_to_write_instead(parts, words):

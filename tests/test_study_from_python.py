@@ -21,6 +21,7 @@ from doors import (
     SGD,
     AllReduce,
     Asynchronous,
+    Defaults,
     InProcess,
     Processes,
     Ringmaster,
@@ -78,6 +79,13 @@ class Line(Task):
 
     def loss(self, outputs, batch):
         return (outputs - batch[1]).square().mean()
+
+
+@dataclasses.dataclass(frozen=True)
+class Warmed(Line):
+    """Its rate rises over a share of the samples, unless somebody says otherwise."""
+
+    defaults = Defaults(warmup=0.1)
 
 
 ARMS = {"sync": Synchronous(), "async": Asynchronous()}
@@ -267,6 +275,7 @@ class Twice(Asynchronous):
         ({"jobs": 0}, "jobs must be a whole number from 1 on, got 0"),
         ({"runtime": AllReduce(2)}, "AllReduce is synchronous by definition"),
         ({"runtime": "virtual"}, "runtime must be an object such as asyncsgd.Processes(4), got 'virtual'"),
+        ({"task": Warmed()}, "warmup: in samples and not as a share of them"),
         ({"task": Line}, "task must be an object such as MyTask()"),
     ],
 )

@@ -160,13 +160,21 @@ class Flags:
                 specs[name] = spec._replace(group=group_name)
         return specs
 
+    @functools.cached_property
+    def names(self) -> Mapping[str, str]:
+        """Name or alias of a setting -> its name."""
+        names: dict[str, str] = {}
+        for spec in self.specs.values():
+            for name in (spec.name, *spec.metadata["aliases"]):
+                names.setdefault(name, spec.name)
+        return names
+
     def known(self, key: object, where: str) -> Spec:
         """The setting of that name or alias, dashes allowed; `where` stands in front of a refusal."""
         name = str(key).replace("-", "_")
-        for spec in self.specs.values():
-            if name == spec.name or name in spec.metadata["aliases"]:
-                return spec
-        raise UsageError(f"{where}unknown key {str(key)!r}{nearest(name, self.specs)}")
+        if name not in self.names:
+            raise UsageError(f"{where}unknown key {str(key)!r}{nearest(name, self.specs)}")
+        return self.specs[self.names[name]]
 
     def make(self, values: Mapping[str, object]) -> Any:
         """Build valid settings from names and values without their groups; what is not named has its default.

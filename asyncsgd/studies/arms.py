@@ -105,14 +105,14 @@ def arms_of(
         is_tuned_after: whether a stage after it is tuned. That stage is tuned on models of the tuning seeds, which only
             trials make. So an arm that is not tuned has one trial then, with no settings of its own.
     """
-    excluded = [settings_of(entry, "exclude", ()) for entry in config.exclude]
+    excluded = [settings_of(entry, "exclude", task, ()) for entry in config.exclude]
     unmatched = excluded  # the entries that have taken no arm out yet
     points = []  # (algorithm, condition, settings, trials) of every arm, before the arms have names
-    for condition, algorithm in _conditions_and_algorithms(config):
+    for condition, algorithm in _conditions_and_algorithms(config, task):
         where = f"algorithms.{algorithm}"
         given = config.algorithms[algorithm]
         own_keys = {key: given[key] for key in given if key not in ("tune", "conditions")}
-        own = settings_of(own_keys, where)
+        own = settings_of(own_keys, where, task)
         all_keys = {"algorithm": algorithm, **base, **condition, **own}  # what an entry of `exclude` may name
         matching = []
         for entry in excluded:
@@ -128,7 +128,7 @@ def arms_of(
         grid = given.get("tune", config.tuning.grid)
         trials: list[Settings] = [{}] if is_tuned_after else []
         if grid is not None:
-            trials = crossed(grid_of(grid, f"{where}.tune"))
+            trials = crossed(grid_of(grid, f"{where}.tune", task))
         trials = [filled(trial, nproc, where) for trial in trials]
         points.append((algorithm, condition, settings, trials))
     if unmatched or not points:
@@ -174,36 +174,37 @@ def arms_of_grid(config: ComparisonsConfig) -> list[Arm]:
 
 def _of_model(config: ComparisonsConfig, name: str, model: str, settings: Settings) -> Arm:
     """The arm called `name` that trains a model of the config with `settings`."""
-    values = settings_of({"mode": "single", **config.base, **config.models[model], **settings}, f"arm {name}")
-    if "task" not in values:
+    given = {"mode": "single", **config.base, **config.models[model], **settings}
+    if "task" not in given:
         raise UsageError(f"arm {name} has no task; write task: classification, or another one, into models.{model}")
-    task = values.pop("task")
+    task: str = typed(given.pop("task"), str, f"arm {name}: task")
+    values = settings_of(given, f"arm {name}", task)
     # Called for its UsageError alone: the arm keeps the values as the file has them.
     checked_settings(f"arm {name}", values, task)
     _, _, algorithm = name.rpartition("/")
     return Arm(name, algorithm, values, task=task)
 
 
-def _conditions_and_algorithms(config: Config) -> list[tuple[Settings, str]]:
+def _conditions_and_algorithms(config: Config, task: str) -> list[tuple[Settings, str]]:
     """Every condition with each algorithm that it is for. An algorithm may have conditions of its own, e.g. one process
     at two batch sizes, where the others have several workers.
     """
     own = {name: given["conditions"] for name, given in config.algorithms.items() if "conditions" in given}
-    shared = _conditions(config.conditions, "conditions")
+    shared = _conditions(config.conditions, "conditions", task)
     pairs = [(condition, name) for condition in shared for name in config.algorithms if name not in own]
     for name, given in own.items():
         where = f"algorithms.{name}.conditions"
-        conditions = _conditions(typed(given, Conditions, where), where)
+        conditions = _conditions(typed(given, Conditions, where), where, task)
         pairs += [(condition, name) for condition in conditions]
     return pairs
 
 
-def _conditions(given: Any, where: str) -> list[Settings]:
+def _conditions(given: Any, where: str, task: str) -> list[Settings]:
     """The conditions that a config's `conditions` stand for: a block of settings, or a list of such blocks."""
     blocks = given if isinstance(given, list) else [given]
     conditions = []
     for block in blocks:
-        conditions += crossed(settings_of(block, where))
+        conditions += crossed(settings_of(block, where, task))
     return conditions
 
 

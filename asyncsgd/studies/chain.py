@@ -268,9 +268,9 @@ def _stage(name: str, task: str, part: Settings, number: int) -> ChainStage:
     tune = part.pop("tune", None)
     each = isinstance(tune, dict) and list(tune) == ["each"]
     given = {key: value for key, value in part.items() if key not in KEYS_OF_LAST_STAGE}
-    settings = converted(where, settings_of(given, where, ("seed", "patience")), task)
+    settings = converted(where, settings_of(given, where, task, ("seed", "patience")), task)
     trials = []
     if tune is not None:
-        grid = grid_of(tune["each"] if each else tune, f"{where}.tune")
+        grid = grid_of(tune["each"] if each else tune, f"{where}.tune", task)
         trials = [converted(where, trial, task, beside=settings) for trial in crossed(grid)]
     return ChainStage(name, task, settings, number, tuple(trials), each)

@@ -14,7 +14,9 @@ from msgspec import Meta
 
 from asyncsgd.errors import UsageError, nearest
 from asyncsgd.settings.shipped import CONFIGS, config_file
+from asyncsgd.settings.task import task_flags
 from asyncsgd.settings.yaml_reader import read_yaml
+from asyncsgd.tasks import class_named
 
 Settings = dict[str, Any]
 """Settings, or other keys of a config, by name."""
@@ -75,7 +77,7 @@ REFUSED_IN_BASE_MODEL = ("mode", "epochs", "patience")
 REFUSED_IN_FINETUNE = ("seed", "model", "patience")
 """Settings that `finetune` may not have. Its runs may have epochs."""
 DECIDED_BY_COMMAND_LINE = ("run_dir", "runs_dir", "overwrite", "track", "predictions")
-"""Settings that say where a run writes."""
+"""Settings that the command line of the study has for all its runs."""
 REASONS: Mapping[str, str] = MappingProxyType(
     {
         "seed": "runs have the seeds that the config lists",
@@ -213,8 +215,6 @@ class Config(AnyConfig, frozen=True, kw_only=True):
         for key in ("base_model", "finetune"):
             if self.task != MASKED_LM and getattr(self, key) is not None:
                 raise ValueError(f"{key} is for task: {MASKED_LM}, got task: {self.task}; take {key} out")
-        if self.base_model is not None and "model" in self.base:
-            raise ValueError("base_model makes the model that every run starts from; take model out of base")
         analysis = self.analysis
         if analysis is None:
             if self.pilots:
@@ -418,19 +418,25 @@ def read_config(path: Path) -> Settings:
     return dict(typed(read_yaml(text, str(path)), Settings, str(path)))
 
 
-def settings_of(given: GivenSettings, where: str, refused: tuple[str, ...] = REFUSED) -> Settings:
-    """Settings by field name; a dash is an underscore, as in flags."""
-    settings = {str(key).replace("-", "_"): value for key, value in given.items()}
+def settings_of(given: GivenSettings, where: str, task: str, refused: tuple[str, ...] = REFUSED) -> Settings:
+    """Settings of a task by name: as in flags, a dash is an underscore, and ``workers`` is ``nproc``. A key that is no
+    setting stays.
+    """
+    names = task_flags(class_named(task)).names
+    settings = {}
+    for key, value in given.items():
+        name = str(key).replace("-", "_")
+        settings[names.get(name, name)] = value
     for key in (*refused, *DECIDED_BY_COMMAND_LINE):
         if key in settings:
-            reason = REASONS.get(key, "its command line says where runs write")
+            reason = REASONS.get(key, "the command line of the study says where runs write")
             raise UsageError(f"{where}: {key} is decided by the study, so take it out: {reason}")
     return settings
 
 
-def grid_of(given: object, where: str) -> dict[str, list[Any]]:
+def grid_of(given: object, where: str, task: str) -> dict[str, list[Any]]:
     """The values that tuning tries, by setting."""
-    grid = settings_of(typed(given, Grid, where), where)
+    grid = settings_of(typed(given, Grid, where), where, task)
     for key in NOT_TUNED & grid.keys():
         raise UsageError(f"{where}: {key} is not tuned, it is what is compared; write it in conditions or base")
     return grid

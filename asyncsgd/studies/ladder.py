@@ -122,7 +122,7 @@ def arm_of(
     """
     where = f"arm {task}/{name}"
     given = config.ladder.tasks[task]
-    plain = settings_of({**config.base, **given.settings}, where)
+    plain = settings_of({**config.base, **given.settings}, where, task)
     for key in ("mode", "batch_size", "learning_rate"):
         if key not in plain:
             raise UsageError(f"{where}: write {key} into base, or into the settings of {task}")
@@ -130,7 +130,7 @@ def arm_of(
     settings = {**plain, "data": data, "samples": samples}
     num_processes = 2 if devices.kind == "cpu" else devices.number
     for rung in rungs or ():
-        settings |= filled(settings_of(rung.change, where), num_processes, where)
+        settings |= filled(settings_of(rung.change, where, task), num_processes, where)
     settings = {key: value for key, value in settings.items() if value is not None}
     settings = converted(where, settings, task)
     settings["learning_rate"] *= math.sqrt(settings["batch_size"] / plain["batch_size"])

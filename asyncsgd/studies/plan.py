@@ -291,14 +291,14 @@ def make_plan(given: GivenSettings, name: str = "the config") -> StudyPlan:
         of_two_stages, chain = two_stages(given)
         config_keys = _with_score_as_endpoint(of_two_stages)
     config: Config = typed(config_keys, Config, name)
-    base = settings_of(config.base, "base")
+    task = chain.task if "stages" in given else config.task
+    base = settings_of(config.base, "base", task)
     base_model = None
     if config.base_model is not None:
-        of_base_model = settings_of(config.base_model, "base_model", REFUSED_IN_BASE_MODEL)
+        of_base_model = settings_of(config.base_model, "base_model", MASKED_LM, REFUSED_IN_BASE_MODEL)
         base_model = converted("base_model", of_base_model, MASKED_LM, beside={"mode": "single"})
         if chain.before and "model" in chain.before[0].settings:
             raise UsageError("base_model makes the model that the first stage starts from; take model out of there")
-    task = chain.task if "stages" in given else config.task
     is_tuned_before = any(stage.trials for stage in chain.before)
     is_tuned_after = bool(chain.on_tuning_seeds)  # the last stage too, which is not in `chain.after`
     arms = arms_of(config, base, task, is_tuned_before=is_tuned_before, is_tuned_after=is_tuned_after)
@@ -313,7 +313,7 @@ def make_plan(given: GivenSettings, name: str = "the config") -> StudyPlan:
         family = [arm.name for arm in of_condition if arm.algorithm not in not_in_family]
         timed_by = _timed_by(arms, base, analysis, config)
     runs = runs_of(config, arms, base_model, finetune, analysis, chain)
-    return StudyPlan(
+    plan = StudyPlan(
         config=config,
         base=base,
         base_model=base_model,
@@ -326,6 +326,25 @@ def make_plan(given: GivenSettings, name: str = "the config") -> StudyPlan:
         config_sha256=sha256,
         chain=chain,
     )
+    _check_models(plan)
+    return plan
+
+
+def _check_models(plan: StudyPlan) -> None:
+    """Refuse a model of an arm from which its runs would not start, or the baseline would not."""
+    for arm in plan.arms:
+        model = {**plan.base, **arm.settings}.get("model")
+        if model is None:
+            continue
+        if plan.base_model is not None or plan.chain.before:
+            raise UsageError(
+                f"arm {arm.name}: the study makes the model that its runs start from; take model: {model} out"
+            )
+        if plan.finetune is not None and plan.finetune.baseline and model != plan.first_model:
+            raise UsageError(
+                f"arm {arm.name} starts from {model}, and the baseline of finetune from {plan.first_model}; write "
+                f"model: into base, for all arms, or baseline: false into finetune"
+            )
 
 
 def _comparisons(config: ComparisonsConfig, sha256: str) -> StudyPlan:
@@ -359,9 +378,10 @@ def sha256_of(config: GivenSettings) -> str:
 
 def _finetune(given: GivenSettings) -> Finetune:
     """The stage of fine-tuning that a config's `finetune` describes."""
-    settings = settings_of(given, "finetune", REFUSED_IN_FINETUNE)
-    keys = {key: settings.pop(key) for key in ("task", "repetitions", "baseline") if key in settings}
+    others = dict(given)
+    keys = {key: others.pop(key) for key in ("task", "repetitions", "baseline") if key in others}
     finetune: Finetune = typed(keys, Finetune, "finetune")
+    settings = settings_of(others, "finetune", finetune.task, REFUSED_IN_FINETUNE)
     settings = converted("finetune", settings, finetune.task)
     task = task_flags(task_class(finetune.task)).make(settings).task
     score = next(iter(task.scored_by()))
@@ -424,16 +444,17 @@ def _timed_by(arms: Sequence[Arm], base: GivenSettings, analysis: Analysis, conf
         has_budget_of_reference = seconds[arm.name] == seconds[references[arm.name]]
         for trial in arm.trials or ({},):
             settings = settings_of_arm(arm, base, trial)
-            named = {key: settings[key] for key in ("schedule", "target_loss", "samples", "seconds")}
-            is_same_at_any_budget = named["schedule"] == "constant" and named["target_loss"] is None
+            named = {key: settings[key] for key in ("schedule", "warmup", "target_loss", "samples", "seconds")}
+            has_no_share = not 0 < named["warmup"] < 1  # a warm-up below 1 is a share of the samples
+            is_same_at_any_budget = named["schedule"] == "constant" and named["target_loss"] is None and has_no_share
             pilots_tell_seconds = has_pilots and named["seconds"] is None
             has_seconds = pilots_tell_seconds or not named["samples"]  # every run has samples or seconds
             if not (is_same_at_any_budget and has_budget_of_reference and has_seconds):
                 got = ", ".join(f"{key}: {value}" for key, value in named.items() if value is not None)
                 raise UsageError(
                     f"arm {arm.name}: time_to_target compares runs of one budget in seconds; write schedule: constant, "
-                    f"no target_loss, and in base either samples, whose seconds pilots or tuning tell, or seconds, the "
-                    f"same as those of {references[arm.name]}; got {got}"
+                    f"warmup: in samples and not as a share of them, no target_loss, and in base either samples, whose "
+                    f"seconds pilots or tuning tell, or seconds, the same as those of {references[arm.name]}; got {got}"
                 )
     return {name: reference for name, reference in references.items() if seconds[name] is None}
 
