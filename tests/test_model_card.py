@@ -117,6 +117,9 @@ def test_a_fine_tuned_model_names_the_model_it_began_from(pretrained, tmp_path, 
     assert f"That was the model of the run `{pretrained.path.name}` (mode single)." in text
     assert "macro_f1 " in text
     assert f"The command was `python experiments/train.py {line}`." in text
+    again = line.replace(f"{tmp_path}/run", f"{tmp_path}/again").replace("--samples 8", "--samples 0")
+    assert cli(["asyncsgd", "train", *again.split()]).code == 0
+    assert f"The command was `asyncsgd train {again}`." in read(tmp_path / "again" / "model", monkeypatch)[0]
 
 
 def test_an_own_model_is_built_by_its_task_and_gets_its_values_from_the_file(tmp_path, monkeypatch):

@@ -136,7 +136,8 @@ def save_model(run: Run, flat: FlatModel, folder: Path, known: Mapping[str, Any]
         if run_folder is not None:
             known["versions"] = read_of_run(run_folder, "environment.json").get("versions")
             first = (run_folder / "settings.yaml").read_text(encoding="utf-8").partition("\n")[0]
-            known["command"] = first.removeprefix("# ") if first.startswith("# python ") else None
+            is_command = first.startswith(("# python ", "# asyncsgd "))  # a run of asyncsgd.train has none
+            known["command"] = first.removeprefix("# ") if is_command else None
     base_model = known.get("base_model")
     hub_model = base_model if isinstance(base_model, str) and not Path(base_model).expanduser().exists() else None
     card = model_card(known, loading=_loading(task, run.seed), auto_class=task.auto_class, hub_model=hub_model)
