@@ -116,8 +116,8 @@ class CorpusPart:
         elif self.source.is_hub:
             preferred = ["validation", "test"]
         usual = evaluation_sets(sets, preferred)
-        # Texts that are set aside are called test, so --split test asks for them where the source has no such set.
-        if split is None or (split == "test" and not usual):
+        # Texts that are set aside are called test, so --split test asks for them where the source has no sets at all.
+        if split is None or (split == "test" and not sets):
             for name in usual:
                 evaluation = self.evaluation(name, train)
                 if evaluation.has_labels:

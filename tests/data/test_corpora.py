@@ -200,6 +200,16 @@ def test_test_is_scored_where_it_is_there_or_validation_or_a_part_of_the_texts(t
             load(folder, LABELS, split=split)
 
 
+def test_plain_texts_are_scored_on_a_test_file_that_is_asked_for_and_on_texts_set_aside_without_one(tmp_path):
+    lines(tmp_path / "train.txt", *LINES)
+    assert load(tmp_path, split="test").eval.texts == HELD_OUT
+    lines(tmp_path / "test.txt", "x", LINES[0])
+    corpus = load(tmp_path, split="test")
+    assert corpus.eval.texts == ("x", LINES[0])
+    assert corpus.train.texts == tuple(LINES[1:])
+    assert load(tmp_path).eval.texts == HELD_OUT
+
+
 @pytest.mark.parametrize("content", [["cold", "warm", "hot"], {"0": "cold", "1": "warm", "2": "hot"}])
 @pytest.mark.parametrize("kind", TYPES)
 def test_labels_json_names_the_numbers(tmp_path, content, kind):
