@@ -148,7 +148,7 @@ class CausalLM(LanguageModel):
         return Samples.of(ids=packed_ids, position_ids=packed_positions)
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
-        notes = []
+        notes = list(corpus.notes)
         if not self.known["packed"]:
             notes.append(
                 f"{self.model_name} mixes the documents of a row, so each row has one document and the rest is padding"
