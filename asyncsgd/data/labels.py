@@ -29,7 +29,7 @@ def names_of(source: Source, column: str) -> Names:
         return PAIR_LABELS if source.data == PAIRS else tuple(package_versions())
     if source.is_hub:
         features = source.sides["train"].features.to_dict()
-        return _names_in(features[column])
+        return _names_in(features.get(column, {}))  # rows without the column are refused where they are read
     files = list(itertools.chain(*source.sides.values()))
     beside = files[0].with_name("labels.json")
     if not beside.is_file() and source.path is not None:

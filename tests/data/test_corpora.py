@@ -242,6 +242,8 @@ def test_the_names_that_the_datasets_library_left_are_found_in_parquet_files_and
         for data in (load(tmp_path, columns), load("hub:named", columns)):
             assert data.labels == tuple(names)
             assert data.train.labels[0] == first_label
+        with refused(f"hub:named 'lable' columns {columns[0]}, {columns[1]} --lable-column"):
+            load("hub:named", (columns[0], "lable"), KINDS[columns])
 
 
 def test_what_is_left_out_is_counted(tmp_path):
