@@ -83,7 +83,8 @@ class CorpusPart:
             text, label = kind.read(place, self._columns, row, self._names)
             if not text:
                 continue
-            self.first_rows.setdefault(label, place)
+            if label:
+                self.first_rows.setdefault(label, place)
             # Without a number there is nothing to learn from; rows without a class are looked at below.
             if label or kind.has_classes or not is_learned:
                 kept.append((text, label, number))

@@ -270,6 +270,7 @@ def test_what_is_left_out_is_counted(tmp_path):
         (LABELS, TRAIN, [(" ", "yes")], "(test) no text"),
         (TAGS, [*SENTENCES, (["a"], ["O", "O"])], SCORED, "line 3 1 words 2 tags"),
         (TAGS, SENTENCES, [(["a"], ["B-ORG"])], "'B-ORG' no training word"),
+        (TAGS, SENTENCES, [(["a"], None), (["b"], ["B-ORG"])], "'B-ORG' no training word test.jsonl, line 2"),
         (TAGS, SENTENCES, [(["a"], ["S-LOC"])], "line 1 'S-LOC' BIO"),
         (TAGS, [(["a"], [1])], SCORED, "line 1 '1' BIO labels.json"),
         (TAGS, [("Li ran", ["O"])], SCORED, "'tokens' list"),
