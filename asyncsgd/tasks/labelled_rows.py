@@ -102,8 +102,8 @@ class LabelledRows:
                 f"{where} column {column!r} holds {value!r}, and --labels multi takes a list, a text with "
                 f"--label-separator, or several columns of 0 and 1 as {flag} A,B"
             )
-        labels = list(dict.fromkeys(map(name, value)))
-        return json.dumps(labels)
+        named = filter(None, map(name, value))  # what a text is cut into may be empty
+        return json.dumps(list(dict.fromkeys(named)))
 
 
 def texts_of(text: str) -> tuple[str, str]:

@@ -80,6 +80,16 @@ def test_several_labels_are_a_list_a_text_or_columns_and_none_is_a_legal_row(val
     assert prepared.weight(batch) == 6.0
 
 
+def test_an_empty_entry_of_a_list_is_no_label(tmp_path):
+    rows = []
+    for text, labels in (("a", ["x", ""]), ("b", [""]), ("c", ["y", None])):
+        rows.append({"text": text, "label": labels})
+    folder = table(tmp_path / "p", train=rows, test=[{"text": "d", "label": ["y"]}])
+    corpus, _ = read(folder, labels="multi")
+    assert corpus.labels == ("x", "y")
+    assert corpus.train.labels == ('["x"]', "[]", '["y"]')
+
+
 def test_names_that_no_text_has_stay_and_a_class_that_only_the_evaluation_has_is_refused_with_its_row(tmp_path):
     folder = table(tmp_path / "p", train=PAIRS, test=["first,second,label", "s,t,x", "u,v,z"])
     columns = {"text_column": "first", "text_pair_column": "second"}
