@@ -205,6 +205,12 @@ class LabelledTask(HeadTask):
         labels: Tensor = batch["labels"]
         return labels
 
+    def weight(self, batch: Batch) -> float:
+        if self.labels == "single":
+            return super().weight(batch)
+        # All numbers have a loss, also one that is equal to `IGNORED`.
+        return float(self.targets(batch).numel())
+
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         return self.scored.loss(outputs, self.targets(batch))
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 import transformers
 from gallery import write_tables
 
@@ -125,6 +126,19 @@ def test_numbers_are_taken_as_they_are_and_missing_ones_are_left_out(tmp_path):
         table(tmp_path / "p", test=[{"text": "d", "label": odd}])
         with pytest.raises(UsageError, match=r"line 1: column 'label' holds .* no finite number"):
             read(tmp_path / "p", labels="number")
+
+
+def test_a_number_of_minus_100_has_a_loss_as_any_other(tmp_path):
+    rows = []
+    for text, number in (("a", -100), ("b", 2), ("c", -100)):
+        rows.append({"text": text, "label": number})
+    folder = table(tmp_path / "p", train=[{"text": "d", "label": 1}], test=rows)
+    _, task = read(folder, labels="number")
+    task = task.prepare(0, tmp_path / "cache")
+    batch = task.data(0).evaluation["main"][0]
+    outputs = torch.tensor([[1.0], [2.0], [3.0]])
+    loss = task.sums(outputs, batch)["loss"] / task.weight(batch)
+    assert loss == (101**2 + 103**2) / 3
 
 
 @pytest.mark.parametrize(
