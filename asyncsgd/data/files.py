@@ -226,7 +226,7 @@ def read_table(
         raise UsageError(
             f"{path} cannot be read ({error}); save it as UTF-8, or name its encoding, e.g. --encoding latin-1"
         ) from error
-    except (OSError, EOFError, zlib.error, ValueError, NotImplementedError, Warning) as error:
+    except (OSError, EOFError, zlib.error, csv.Error, ValueError, NotImplementedError, Warning) as error:
         raise UsageError(f"{path} cannot be read ({error})") from error
 
 
@@ -279,8 +279,8 @@ def _delimited(
     is_tsv = path.name.lower().removesuffix(".gz").endswith(".tsv")
     quoting = reading.quoting or ("none" if is_tsv else "standard")
     usual = "\t" if is_tsv else ","
-    header, _, _ = text.partition("\n")
-    delimiter = _delimiter(header.rstrip("\r"), set(columns) - set(may_lack), usual)
+    header, *_ = re.split(r"[\r\n]", text, maxsplit=1)
+    delimiter = _delimiter(header, set(columns) - set(may_lack), usual)
     if delimiter != usual:
         tell(f"the columns of {path.name} are separated by {_DELIMITERS[delimiter]}, as its header shows")
     try:

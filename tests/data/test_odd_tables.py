@@ -271,6 +271,17 @@ def test_tables_of_every_kind_are_what_pandas_reads(tmp_path):
         Reading(encoding="latine")
 
 
+def test_a_table_may_have_carriage_returns_as_line_ends(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"text;label\rhello;1\r")
+    assert rows_of(tmp_path / "a.csv", LABELS) == [("hello", "1")]
+
+
+def test_a_header_that_is_none_is_refused_with_the_file(tmp_path):
+    table(tmp_path / "a.csv", "x" * 200_000)
+    with pytest.raises(UsageError, match=r"a.csv cannot be read"):
+        read_table(tmp_path / "a.csv", LABELS)
+
+
 @pytest.mark.parametrize("closed_by", [None, 70, 35])
 def test_a_quotation_mark_that_nobody_closes_names_its_row_and_what_to_type(tmp_path, closed_by):
     texts = [f"the river runs past house {number}" for number in range(100)]
