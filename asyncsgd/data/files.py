@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncsgd.data.folders import SIDES, splits_of, told
+from asyncsgd.data.folders import SIDES, TRAIN, splits_of, told
 from asyncsgd.errors import UsageError, nearest
 from asyncsgd.settings.groups import BUILT_IN, PAIRS
 from asyncsgd.settings.numbers import shortened
@@ -73,8 +73,9 @@ class Source:
         data: ``"pydocs"``, ``"pydocs:pairs"``, ``"hub:NAME[:CONFIG]"`` or a path, as the user typed it with `flag`.
         kinds: endings of the files that can be read.
         sides: patterns for the names of the files of each split.
-        needs: a split that a folder must have; where it is None, all files of a folder are ``train`` unless it has
-            ``train`` beside another split; see `asyncsgd.data.folders.splits_of`.
+        needs: a split that a folder or a Hub data set must have. Where it is None, a Hub data set must have ``train``,
+            and all files of a folder are ``train`` unless it has ``train`` beside another split; see
+            `asyncsgd.data.folders.splits_of`.
         takes: which of ``pydocs`` and ``hub:NAME`` may be meant.
         reading: of its files.
     """
@@ -94,6 +95,7 @@ class Source:
         self.notes: list[str] = []
         """Sentences that tell the user how it was read."""
         self._reading = reading
+        self._needs = needs or TRAIN
         self.path: Path | None = None
         self.is_built_in = data in BUILT_IN and data in takes
         self.is_hub = "hub:NAME" in takes and re.fullmatch("hub:[^:]+(:[^:]+)?", data) is not None
@@ -124,7 +126,12 @@ class Source:
             return {"train": None, "test": None}
         if self.is_built_in:
             return {"train": None}
-        return hub_splits(self.data) if self.is_hub else self._files
+        if not self.is_hub:
+            return self._files
+        splits = hub_splits(self.data)
+        if self._needs not in splits:
+            raise UsageError(f"{self.data} has no split {self._needs!r}; it has {', '.join(splits)}")
+        return splits
 
     def rows(
         self,
@@ -412,7 +419,7 @@ def hub_is_reachable() -> bool:
 
 
 def hub_splits(data: str) -> datasets.DatasetDict:
-    """The splits of ``hub:NAME[:CONFIG]``, ``train`` among them; from the local cache where the Hub is unreachable."""
+    """The splits of ``hub:NAME[:CONFIG]``, from the local cache where the Hub is unreachable."""
     import datasets
 
     name, _, config = data.removeprefix("hub:").partition(":")
@@ -428,6 +435,4 @@ def hub_splits(data: str) -> datasets.DatasetDict:
         raise UsageError(f"the data set {name} {where} ({reason}); use --data pydocs or --data FILE") from error
     finally:
         datasets.config.HF_HUB_OFFLINE = before
-    if "train" not in splits:
-        raise UsageError(f"the data set {name} has no split 'train'; it has {', '.join(splits)}")
     return splits

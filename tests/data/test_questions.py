@@ -4,6 +4,7 @@ import gzip
 import json
 from typing import Any
 
+import datasets
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from refusals import refused
 
+from asyncsgd.data import files
 from asyncsgd.data.tokenizer import train_wordpiece
 from asyncsgd.tasks.answers import at_threshold, best_spans, best_threshold, exact_match, f1
 from asyncsgd.tasks.questions import Question, load_questions
@@ -192,6 +194,19 @@ def test_every_kind_of_file_gives_the_same_questions(tmp_path):
     assert joined.name == "train.json+dev.json"
     assert joined.questions["train"] == sides["train"]
     assert joined.notes == ("1 training questions about contexts of the evaluation are left out",)
+
+
+def test_a_hub_data_set_without_training_questions_is_scored_on(tmp_path, monkeypatch):
+    write_tables(tmp_path, train=[row()])
+    scored = datasets.Dataset.from_list([row(context="It is in Bern .")])
+    splits = datasets.DatasetDict(validation=scored)
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config: splits)
+    monkeypatch.setattr(files, "hub_is_reachable", lambda: False)
+    data = load_questions(f"{tmp_path}/train.jsonl", eval_data="hub:some/questions")
+    (question,) = data.questions["eval"]
+    assert question.context == "It is in Bern ."
+    with refused("hub:some/questions 'train' validation"):
+        load_questions("hub:some/questions")
 
 
 def test_an_answer_is_taken_where_it_stands_and_left_out_where_it_does_not(tmp_path):
