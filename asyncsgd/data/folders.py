@@ -19,8 +19,9 @@ _WORDS = {
     **dict.fromkeys(("test", "testing"), "test"),
     **dict.fromkeys(("validation", "valid", "val", "dev", "eval", "evaluation"), "validation"),
 }
-_NAME = re.compile(rf"({'|'.join(_WORDS)})([-_][a-z]\w*?)?([-_.]?\d+(-of-\d+)?)?")
-"""The word of a split, what makes it a set of its own (``validation_matched``), and the number of a shard."""
+_NAME = re.compile(rf"({'|'.join(_WORDS)})([-_][a-z]\w*?)?((?(2)[-_.]|[-_.]?)\d+(-of-\d+)?)?")
+"""The word of a split, what makes it a set of its own (``validation_matched``), and the number of a shard. Something
+stands between a name of its own and a number, since the number is part of the name in ``test_v2``."""
 _DESCRIPTIONS = ("labels.json", "dataset_infos.json", "dataset_info.json", "state.json")
 """Files beside the data that say something of them, and are never data; nor is a README."""
 
@@ -68,8 +69,9 @@ def splits_of(
     """The files of each split of a folder, and those that are in none.
 
     Files are in the folder or in its subfolder ``data``, and are called as `sides` says, or by the word of a split with
-    the number of a shard; or they are in a subfolder that is called by such a word. What goes on after the word of an
-    evaluation makes a set of its own. Where nothing is called train, or nothing but train, the folder is read whole.
+    the number of a shard; or they are in a subfolder that is called by such a word. A name that goes on after the word
+    of an evaluation, as ``validation_matched`` does, makes a set of its own. Where nothing is called train, or nothing
+    but train, the folder is read whole.
 
     Args:
         kinds: endings of the files that can be read.

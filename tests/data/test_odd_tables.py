@@ -213,6 +213,13 @@ def test_matched_and_mismatched_are_sets_of_their_own(tmp_path):
         labelled(tmp_path, split="validation_matche")
 
 
+def test_a_number_makes_sets_of_their_own_and_behind_a_mark_shards_of_one(tmp_path):
+    for name in ("train", "test_v1", "test_v2", "test_a_1", "test_a_2"):
+        table(tmp_path / f"{name}.csv", "text,label", "a,1")
+    splits, _ = splits_of(tmp_path, KINDS, {}, None)
+    assert splits.keys() == {"train", "test_v1", "test_v2", "test_a"}
+
+
 @pytest.mark.parametrize("names", [["dev-blog", "rivers"], ["eval", "notes"], ["test", "validation_a"]])
 def test_a_folder_in_which_nothing_is_called_train_is_read_whole(tmp_path, names):
     for name in names:
