@@ -290,9 +290,13 @@ def _check_kept(source: Any, built: Any) -> None:
     """Refuse to keep an output layer for labels of another kind or with other names."""
     labels = ", ".join(source.config.id2label.values())
     built_labels = ", ".join(built.config.id2label.values())
+    kind = built.config.problem_type
+    if type(built).__name__.endswith("ForQuestionAnswering"):
+        built_labels = labels  # its two outputs mean the same whatever a configuration calls them
     for what, before, now in (
         ("is a", type(source).__name__, type(built).__name__),
-        ("has the kind of labels", source.config.problem_type, built.config.problem_type),
+        # Where a configuration says nothing, transformers finds the kind in the labels of a batch.
+        ("has the kind of labels", source.config.problem_type or kind, kind),
         ("has the labels", labels, built_labels),
     ):
         if before != now:

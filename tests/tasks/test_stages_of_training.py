@@ -3,11 +3,12 @@
 import pytest
 import torch
 import transformers
-from encoders import MODELS, save_model
+from encoders import MODELS, TINY, save_model
 from gallery import write_tables
 
 from asyncsgd.errors import UsageError
 from asyncsgd.tasks.classification import Classification
+from asyncsgd.tasks.models import build_head
 from asyncsgd.tasks.token_classification import TokenClassification
 
 OUTPUT_LAYER = {"Bert": "classifier.", "DistilBert": "classifier.", "DebertaV2": "classifier."}
@@ -93,3 +94,17 @@ def test_the_output_layer_is_kept_on_demand_only_for_the_same_kind_and_the_same_
             task_on(data, name, tmp_path / "first", output_layer="keep").prepare(1, tmp_path / "cache")
     with pytest.raises(UsageError, match="--head keep: the model is a BertForMaskedLM"):
         task_on(data, "two", tmp_path / "encoder", output_layer="keep").prepare(1, tmp_path / "cache")
+
+
+def test_the_output_layer_of_a_published_model_whose_configuration_says_less_is_kept(data, tmp_path):
+    save_model("Bert", tmp_path / "encoder")
+    first = task_on(data, "three", tmp_path / "encoder").prepare(0, tmp_path / "cache")
+    model = first.model(0)
+    model.config.problem_type = None
+    first.save(model, tmp_path / "first")
+    kept = task_on(data, "three", tmp_path / "first", output_layer="keep").prepare(1, tmp_path / "cache")
+    before = dict(model.named_parameters())
+    assert all(torch.equal(parameter, before[name]) for name, parameter in kept.model(1).named_parameters())
+    answerer = transformers.BertForQuestionAnswering(transformers.BertConfig(vocab_size=64, **TINY))
+    built = build_head(answerer, "QuestionAnswering", ["start", "end"], keep=True, dropout=0.0, seed=0)
+    assert built.new_parameters == ()
