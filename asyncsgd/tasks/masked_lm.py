@@ -107,6 +107,14 @@ class MaskedLM(LanguageModel):
         if self.candidate_share != type(self).candidate_share and (self.tech or not by_candidate):
             masking = "--tech, whose share is 1" if self.tech else f"--mask {self.mask}"
             raise UsageError(f"--candidate-share is for --mask candidates, got {masking}; drop one of the two")
+        if self.candidates is not None:
+            from asyncsgd.data.evaluation_sets import named_places
+
+            if "candidates" in named_places(self.eval_data):
+                raise UsageError(
+                    "the evaluation of --candidates is called candidates, so no other set can be; name the set: "
+                    "--eval-data NAME=PATH"
+                )
 
     def check_names(self) -> None:
         super().check_names()

@@ -14,6 +14,7 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
+from asyncsgd.errors import UsageError
 from asyncsgd.tasks.masked_lm import MaskedLM
 from asyncsgd.worker.evaluation import evaluate_sets
 
@@ -37,6 +38,13 @@ def distilbert(dropout):
     shape = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48, "max_position_embeddings": 20}
     more = {"dropout": dropout, "attention_dropout": dropout}
     return DistilBertForMaskedLM(DistilBertConfig(vocab_size=VOCABULARY, pad_token_id=PAD, **shape, **more))
+
+
+def test_no_evaluation_set_has_the_name_of_the_evaluation_on_candidates():
+    sets = ("general.txt", "texts/candidates.txt")
+    with pytest.raises(UsageError, match="is called candidates, so no other set can be"):
+        MaskedLM(candidates="found", eval_data=sets)
+    assert MaskedLM(eval_data=sets).eval_data == sets
 
 
 TASK = MaskedLM(batch_size=len(LENGTHS))
