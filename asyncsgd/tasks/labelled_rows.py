@@ -89,7 +89,10 @@ class LabelledRows:
             return name(values[0])
         if self.labels == "number":
             return _number_of(where, column, flag, values[0])
-        if all(value is None or str(value) in NO_LABEL for value in values):
+        missing = list(NO_LABEL)
+        if len(flags) > 1:
+            missing.append("")  # in one column an empty text is a list without labels
+        if all(value is None or str(value).strip() in missing for value in values):
             return ""
         if len(flags) > 1:
             labels = [label for label, value in zip(flags, values, strict=True) if _has(where, label, value)]

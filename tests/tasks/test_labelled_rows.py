@@ -91,6 +91,18 @@ def test_an_empty_entry_of_a_list_is_no_label(tmp_path):
     assert corpus.train.labels == ('["x"]', "[]", '["y"]')
 
 
+def test_a_set_whose_columns_of_labels_are_empty_is_predicted(tmp_path):
+    header = "text,x,y"
+    train = [header, "a,1,0", "b,0,1"]
+    folder = table(tmp_path / "p", train=train, dev=[header, "c,1,1"], unlabelled=[header, "d,,", "e, ,"])
+    sets = (f"{folder}/dev.csv", f"{folder}/unlabelled.csv")
+    corpus, _ = read(f"{folder}/train.csv", labels="multi", label_column="x,y", eval_data=sets)
+    assert corpus.eval.labels == ('["x", "y"]',)
+    (unlabelled,) = corpus.sets
+    assert unlabelled.documents.texts == ("d", "e")
+    assert not unlabelled.has_labels
+
+
 def test_names_that_no_text_has_stay_and_a_class_that_only_the_evaluation_has_is_refused_with_its_row(tmp_path):
     folder = table(tmp_path / "p", train=PAIRS, test=["first,second,label", "s,t,x", "u,v,z"])
     columns = {"text_column": "first", "text_pair_column": "second"}
