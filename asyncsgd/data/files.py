@@ -196,7 +196,7 @@ def read_table(
     A text file has one column whatever is wanted; see `Reading` for its rows.
 
     Args:
-        columns: the names of those that are wanted, each with the flag that chooses it.
+        columns: the names of those that are wanted, each with the flag that chooses it, empty if none does.
         reading: what the file does not say itself.
         tell: is told what was found out about the file, in a sentence.
         may_lack: columns that need not be there; their values are then None.
@@ -397,13 +397,15 @@ def text_of(where: str, text_column: str, value: object) -> str:
 def check_columns(
     where: str, columns: Mapping[str, str], present: Iterable[object], may_lack: Collection[str] = ()
 ) -> None:
-    """Refuse a table that lacks a wanted column, and name the nearest one and the flag that chooses it."""
+    """Refuse a table that lacks a wanted column, and name the nearest one and the flag that chooses it, if there is
+    one.
+    """
     names = [str(column) for column in present]
     for column, flag in columns.items():
         if column not in names and column not in may_lack:
+            advice = f"; choose one with {flag} NAME" if flag else ""
             raise UsageError(
-                f"{where} has no column {column!r}; its columns are {', '.join(names)}{nearest(column, names)}; "
-                f"choose one with {flag} NAME"
+                f"{where} has no column {column!r}; its columns are {', '.join(names)}{nearest(column, names)}{advice}"
             )
 
 

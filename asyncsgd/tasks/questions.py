@@ -27,7 +27,7 @@ from asyncsgd.settings.groups import EvalData
 
 KINDS = (".parquet", ".jsonl", ".json", ".json.gz")
 SIDES = {"train": ("train*",), "validation": ("dev*", "validation*")}
-_COLUMNS = dict.fromkeys(("id", "context", "question", "answers"), "--data")
+_COLUMNS = dict.fromkeys(("id", "context", "question", "answers"), "")  # no flag chooses one
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ def load_questions(data: str, *, eval_data: EvalData | None = None, limits: tupl
     for set_sources in scored.values():
         questions = _questions(set_sources, "validation", notes)
         if not questions:
-            raise UsageError(f"{name} has no questions to score on; name a file of them with --eval-data")
+            where = "+".join(source.name for source in set_sources) or name
+            raise UsageError(f"{where} has no questions to score on; name a file that has some with --eval-data")
         contexts |= {question.context for question in questions}
         evaluations.append(_some(questions, limits[1]))
     read = _questions(sources, "train", notes)

@@ -15,6 +15,7 @@ from refusals import refused
 
 from asyncsgd.data import files
 from asyncsgd.data.tokenizer import train_wordpiece
+from asyncsgd.errors import UsageError
 from asyncsgd.tasks.answers import at_threshold, best_spans, best_threshold, exact_match, f1
 from asyncsgd.tasks.questions import Question, load_questions
 from asyncsgd.tasks.windows import windows_of
@@ -230,7 +231,7 @@ def test_an_answer_is_taken_where_it_stands_and_left_out_where_it_does_not(tmp_p
         ("train.jsonl", json.dumps(row(question=" ")), "line 1 question empty"),
         ("train.jsonl", json.dumps(row(answers="Bern")), "line 1 answers"),
         ("train.jsonl", json.dumps(row(answers={"text": ["Basel"], "answer_start": [8]})), "no question to learn from"),
-        ("train.jsonl", json.dumps({"id": "1", "text": "x"}), "'context' --data"),
+        ("train.jsonl", json.dumps({"id": "1", "text": "x"}), "line 1 'context' columns id, text"),
         ("train.json", '{"data": [{}]}', "SQuAD 'paragraphs'"),
         ("train.txt", "x", "train* .jsonl"),
     ],
@@ -240,3 +241,15 @@ def test_what_cannot_be_meant_is_refused(tmp_path, name, content, words):
     (tmp_path / name).write_text(content + "\n")
     with refused(words):
         load_questions(str(tmp_path))
+
+
+def test_advice_is_on_the_set_without_questions_and_on_no_column_which_no_flag_chooses(tmp_path):
+    write_tables(tmp_path, train=[row()])
+    train = f"{tmp_path}/train.jsonl"
+    scored = tmp_path / "scored.jsonl"
+    scored.write_text("")
+    with pytest.raises(UsageError, match=r"^scored.jsonl has no questions to score on"):
+        load_questions(train, eval_data=str(scored))
+    scored.write_text('{"id": "1", "text": "x"}')
+    with pytest.raises(UsageError, match=r"its columns are id, text; did you mean 'text'\?$"):
+        load_questions(train, eval_data=str(scored))
