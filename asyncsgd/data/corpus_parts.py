@@ -11,7 +11,7 @@ from asyncsgd.data.evaluation_sets import EvaluationSet
 from asyncsgd.data.files import Rows, Source
 from asyncsgd.data.folders import TRAIN, evaluation_sets, split_meant
 from asyncsgd.data.kinds import Kind
-from asyncsgd.data.labels import NO_LABEL, Names, is_marked, no_label
+from asyncsgd.data.labels import NO_LABEL, Names, is_marked
 from asyncsgd.errors import UsageError, nearest
 
 
@@ -101,7 +101,11 @@ class CorpusPart:
         # The first label column stands for all: a row is marked as without label where that says so, e.g. by -1.
         for place, row in unlabelled:
             if not is_marked(row[1]):
-                raise no_label(place, self._columns, row[1])
+                column, flag = list(self._columns.items())[1]
+                raise UsageError(
+                    f"{place} column {column!r} holds {row[1]!r}, and a row to learn from needs a {kind.label}; mend "
+                    f"the row or leave it out, or choose another column with {flag} NAME"
+                )
         return self._labelled(documents, split, {""})
 
     def to_score_on(self, split: str | None, train: Documents) -> list[EvaluationSet]:

@@ -88,7 +88,11 @@ def label_name(where: str, columns: Mapping[str, str], value: object, names: Nam
     if value is None or value != value or (isinstance(value, str) and not value.strip()):
         return ""
     if not isinstance(value, str | int):
-        raise no_label(where, columns, value)
+        column, flag = list(columns.items())[1]
+        raise UsageError(
+            f"{where} column {column!r} holds {value!r}, and a label is text or a whole number; choose another column "
+            f"with {flag} NAME"
+        )
     text = str(value).strip()
     is_number = isinstance(value, int) and not isinstance(value, bool)
     if names is None or (text in names and not is_number):
@@ -105,11 +109,3 @@ def is_marked(value: object) -> bool:
     """Whether a label, or all labels of a list, say that there is none."""
     labels = value if isinstance(value, list) else [value]
     return all(str(label) in NO_LABEL for label in labels)
-
-
-def no_label(where: str, columns: Mapping[str, str], value: object) -> UsageError:
-    column, flag = list(columns.items())[1]
-    return UsageError(
-        f"{where} column {column!r} holds {value!r}, and a label is text or a whole number; choose another column "
-        f"with {flag} NAME"
-    )

@@ -265,10 +265,11 @@ def test_what_is_left_out_is_counted(tmp_path):
     [
         (LABELS, TRAIN, [*TEST, ("odd night", "perhaps")], "'perhaps' no training text"),
         (LABELS, [("a", "yes")], [("c", "yes")], "2 labels yes --label-column"),
-        (LABELS, [*TRAIN, ("text", None)], TEST, "train.jsonl line 5 None --label-column"),
+        (LABELS, [*TRAIN, ("text", None)], TEST, "train.jsonl line 5 None learn from needs a label --label-column"),
         (LABELS, [*TRAIN, ("text", 0.5)], TEST, "line 5 'label' 0.5"),
         (LABELS, TRAIN, [(" ", "yes")], "(test) no text"),
         (TAGS, [*SENTENCES, (["a"], ["O", "O"])], SCORED, "line 3 1 words 2 tags"),
+        (TAGS, [*SENTENCES, (["a"], None)], SCORED, "line 3 'ner_tags' None learn from needs a tag leave it out"),
         (TAGS, SENTENCES, [(["a"], ["B-ORG"])], "'B-ORG' no training word"),
         (TAGS, SENTENCES, [(["a"], None), (["b"], ["B-ORG"])], "'B-ORG' no training word test.jsonl, line 2"),
         (TAGS, SENTENCES, [(["a"], ["S-LOC"])], "line 1 'S-LOC' BIO"),
