@@ -109,7 +109,8 @@ class DatasetData:
 
     def fingerprint(self) -> str | None:
         """16 hexadecimal digits that change with some of the training items, and with their number; the same for every
-        seed. None where no item has a tensor.
+        seed. None where no item has a tensor. Where collate_fn makes no batch of a single item, since it compares items
+        with one another, the item itself is read.
         """
         size = self._train.size
         chosen = np.unique(np.linspace(0, size - 1, FINGERPRINT_ITEMS).astype(int))
@@ -118,7 +119,12 @@ class DatasetData:
         with generators_restored():
             for row in chosen.tolist():
                 _seed_generators(row)
-                num_tensors += digest_tensors(digest, self._train.collate([self._train.item(row)]))
+                item = self._train.item(row)
+                try:
+                    batch = self._train.collate([item])
+                except Exception:  # a user's own function may raise any
+                    batch = item
+                num_tensors += digest_tensors(digest, batch)
         return digest.hexdigest()[:16] if num_tensors else None
 
     def _of_stream(self, stream: int) -> Callable[[int], np.ndarray]:

@@ -216,6 +216,21 @@ def test_the_fingerprint_is_that_of_the_items_and_not_of_the_seed():
     assert fingerprints[0] != fingerprints[1]
 
 
+def test_the_fingerprint_of_items_that_are_collated_with_one_another_is_that_of_the_items():
+    def mixed(items):
+        first, second, *_ = items
+        return first[0] + second[0]
+
+    fingerprints = []
+    for value in (0.0, 1.0):
+        rows = torch.zeros(6, 2)
+        rows[3, 1] = value
+        data = DatasetData(TensorDataset(rows), TensorDataset(rows), 2, 0, collate_fn=mixed)
+        fingerprints.append(data.fingerprint())
+    first, second = fingerprints
+    assert first != second
+
+
 @pytest.mark.processes
 def test_random_transforms_on_real_workers_replay_bit_for_bit(tmp_path):
     sha(JitteredPlane(), runtime=Processes(2), folder=tmp_path / "run")
