@@ -15,7 +15,7 @@ import torch
 from asyncsgd.data.order import batches_of_epochs
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.errors import UsageError
-from asyncsgd.tasks.base import Batch, Batches, Data, digest_tensors, map_tensors, row_counts
+from asyncsgd.tasks.base import Batch, Batches, Data, digest_tensors, map_tensors, row_counts, tensors_in
 from asyncsgd.tasks.map_style import DatasetData
 
 Samples = Any
@@ -122,8 +122,18 @@ def train_fingerprint(data: Data, batch_size: int, samples: int | None) -> str |
 
 def _tensors(samples: Samples, name: str) -> tuple[Samples, int]:
     """The samples with tensors in place of arrays, and how many there are."""
-    samples = map_tensors(torch.as_tensor, samples, kinds=(np.ndarray,))
+    try:
+        samples = map_tensors(torch.as_tensor, samples, kinds=(np.ndarray,))
+    except TypeError as error:
+        raise UsageError(f"an array of {name} cannot be a tensor: {error}") from error
     lengths = row_counts(samples)
+    for column in tensors_in(samples, columns=True):
+        is_cut = isinstance(column, torch.Tensor)
+        if not is_cut and len(column) in (lengths or [len(column)]):
+            raise UsageError(
+                f"a {type(column).__name__} of {name} has {len(column)} entries, and only tensors and arrays are cut "
+                f"into batches; make it one of these"
+            )
     if len(set(lengths)) != 1:
         raise UsageError(f"the tensors of {name} have {lengths} rows; give tensors of one length")
     if lengths[0] == 0:

@@ -87,6 +87,9 @@ def test_the_rows_of_a_batch_belong_together_in_tuples_dicts_and_arrays():
         ((torch.zeros(3), torch.zeros(4)), torch.zeros(1), 2, r"the tensors of train have \[3, 4\] rows"),
         (torch.zeros(3), torch.zeros(0, 2), 2, "evaluation has no samples"),
         ({}, torch.zeros(1), 2, "the tensors of train have"),
+        ((torch.zeros(3), [0, 1, 0]), torch.zeros(1), 2, "a list of train has 3 entries, and only tensors and arrays"),
+        (torch.zeros(3), [1, 2], 2, "a list of evaluation has 2 entries"),
+        (np.array(["a", "b"]), torch.zeros(1), 2, "an array of train cannot be a tensor"),
         (torch.zeros(3), torch.zeros(3), 0, "batch_size must be at least 1, got 0"),
     ],
 )
