@@ -262,7 +262,10 @@ class Task(abc.ABC):
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """`batch` with its tensors on `device`; the tensors themselves where they are there already."""
-    return map_tensors(lambda tensor: tensor.to(device), batch)
+    from torch.nn.utils.rnn import PackedSequence
+
+    # A packed sequence leaves its batch sizes on the CPU, where torch wants them.
+    return map_tensors(lambda value: value.to(device), batch, kinds=(PackedSequence,))
 
 
 def map_tensors(
@@ -284,7 +287,8 @@ def map_tensors(
         return change(batch)
     if isinstance(batch, MutableMapping):
         changed = copy.copy(batch)
-        changed.update({key: inner(value) for key, value in batch.items()})
+        for key, value in batch.items():
+            changed[key] = inner(value)  # a ModelOutput of transformers has no update()
         return changed
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*map(inner, batch))
@@ -293,7 +297,8 @@ def map_tensors(
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         values = {}
         for field in dataclasses.fields(batch):
-            values[field.name] = inner(getattr(batch, field.name))
+            if field.init:  # the dataclass computes the others itself
+                values[field.name] = inner(getattr(batch, field.name))
         return dataclasses.replace(batch, **values)
     if isinstance(batch, Mapping):
         return type(batch)({key: inner(value) for key, value in batch.items()})  # type: ignore[call-arg]

@@ -1,6 +1,7 @@
 """Batches of tensors: any mapping is counted and cut alike; of samples in memory they are pure functions."""
 
 import collections
+import dataclasses
 import hashlib
 import types
 from typing import NamedTuple
@@ -11,9 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import BatchEncoding
+from transformers.utils import ModelOutput
 
 from asyncsgd.errors import UsageError
-from asyncsgd.tasks.base import Task, row_counts, split_rows, tensors_in
+from asyncsgd.tasks.base import Task, row_counts, split_rows, tensors_in, to_device
 from asyncsgd.tasks.check import _is_same
 from asyncsgd.tasks.tensors import TensorData, train_fingerprint
 
@@ -103,6 +105,7 @@ def default(values):
 
 
 KINDS = [dict, collections.OrderedDict, default, collections.UserDict, BatchEncoding, types.MappingProxyType]
+KINDS.append(ModelOutput)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,6 +122,28 @@ def test_a_mapping_is_cut_into_mappings_of_its_kind_and_stays_as_it_was(kind, ro
     assert torch.cat([part["x"] for part in split]).tolist() == batch["x"].tolist()
     assert torch.cat([part["inner"]["y"] for part in split]).tolist() == list(range(rows))
     assert [len(tensor) for tensor in tensors_in(batch)] == [rows, rows]
+
+
+@dataclasses.dataclass
+class Counted:
+    x: torch.Tensor
+    number: int = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        self.number = len(self.x)
+
+
+def test_what_a_dataclass_computes_itself_is_that_of_each_part():
+    parts = split_rows(Counted(torch.arange(5)), 2)
+    assert [(part.x.tolist(), part.number) for part in parts] == [([0, 1, 2], 3), ([3, 4], 2)]
+
+
+def test_a_packed_sequence_is_moved_as_torch_moves_it():
+    sequences = [torch.arange(2.0), torch.arange(3.0)]
+    packed = torch.nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False)
+    moved = to_device({"x": packed}, torch.device("meta"))["x"]
+    devices = [tensor.device.type for tensor in moved]
+    assert devices == ["meta", "cpu", "meta", "meta"]  # the batch sizes stay
 
 
 def test_the_rows_of_a_short_batch_are_its_weight_also_with_a_tensor_of_one_number_beside_them():
