@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import os
 import random
 import subprocess
@@ -235,6 +236,7 @@ def test_what_cannot_be_sent_to_processes_is_refused_and_passes_without_them(tas
         (but(layers=lambda: Through(nn.BatchNorm1d(3))), "'layer' normalises"),
         (but(layers=lambda: Through(nn.BatchNorm1d(3, track_running_stats=False))), "'layer' normalises"),
         (but(layers=lambda: nn.Linear(3, 1).eval()), "call .train()"),
+        (but(loss=lambda outputs, batch: outputs.sum() * math.nan), "is nan at the initial parameters"),
         (Regression(batch_size=1), "1 rows cannot be split in 2"),
         (but(loss=lambda outputs, batch: (outputs.reshape(8) - batch[1]).square().mean()), "half a batch"),
         (Unsplit(), "so weight() is not checked: its samples are contrasted"),

@@ -151,6 +151,11 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
         # TF32, which convolutions use, is less exact.
         unchecked = _check_halves(task, trial, batch, gradients, tolerance=1e-4 if where.type == "cpu" else 1e-2)
         notes = []
+        if not math.isfinite(loss):
+            notes.append(
+                f"the loss of data.batch(0, 0) is {loss} at the initial parameters, so weight() is not "
+                f"checked; look for a division by 0 or a logarithm of 0 in outputs() and loss()"
+            )
         if unchecked:
             notes.append(f"a batch was not compared with its halves, so weight() is not checked: {unchecked}")
         if not any(module.training for module in model.modules()):
