@@ -278,12 +278,14 @@ train(Mine(), runtime=Processes(1), samples=8, quiet=True)
     ("is_file", "words"),
     [(False, "from my_task import Mine"), (True, "worker processes import this script, and would train in turn")],
 )
+@pytest.mark.parametrize("body", ["pass", "func = len"])  # a functools.partial has a func too
 def test_a_class_of_a_main_that_is_no_file_and_a_file_that_trains_when_it_is_imported_are_refused(
-    is_file, words, tmp_path
+    is_file, words, body, tmp_path
 ):
-    (tmp_path / "script.py").write_text(TRAINS)
+    text = TRAINS.replace("pass", body)
+    (tmp_path / "script.py").write_text(text)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
-    command = [sys.executable, *([tmp_path / "script.py"] if is_file else ["-c", TRAINS])]
+    command = [sys.executable, *([tmp_path / "script.py"] if is_file else ["-c", text])]
     assert words in subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stderr
 
 

@@ -6,6 +6,7 @@ percent, and no message says so."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import multiprocessing
 import os
@@ -250,7 +251,7 @@ def check_can_be_sent(value: Any, what: str) -> None:
     Raises:
         UsageError: if it is of a ``__main__`` that they cannot import, cannot be pickled, or carries data.
     """
-    made_of = getattr(value, "func", value)  # of functools.partial
+    made_of = value.func if isinstance(value, functools.partial) else value
     kind = made_of if hasattr(made_of, "__name__") else type(made_of)
     file = getattr(sys.modules["__main__"], "__file__", None) or ""
     is_importable = os.path.isfile(file) and not is_main_of_package()
