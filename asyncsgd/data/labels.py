@@ -44,6 +44,8 @@ def names_of(source: Source, column: str) -> Names:
         content = json.loads(beside.read_text(encoding="utf-8"))
         if isinstance(content, dict):
             content = [content[str(number)] for number in range(len(content))]
+        if not isinstance(content, list) or not all(isinstance(name, str) for name in content):
+            raise TypeError("a name is a text")
         return tuple(content)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(

@@ -222,6 +222,15 @@ def test_labels_json_names_the_numbers(tmp_path, content, kind):
     assert data.notes[1:] == ("no training text has the label warm",)
 
 
+@pytest.mark.parametrize("content", ["[0, 1]", '"ny"'])
+def test_labels_json_holds_texts(tmp_path, content):
+    for side in ("train", "test"):
+        write(tmp_path, f"{side}.csv", TRAIN)
+    (tmp_path / "labels.json").write_text(content)
+    with refused("labels.json must hold the names of the labels"):
+        load(tmp_path, LABELS)
+
+
 def test_the_names_that_the_datasets_library_left_are_found_in_parquet_files_and_on_the_hub(tmp_path, monkeypatch):
     names = ["O", "B-PER", "B-LOC", "I-LOC", "I-PER"]
     numbers = []
