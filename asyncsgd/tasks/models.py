@@ -37,6 +37,8 @@ SHAPES: dict[str, dict[str, int]] = {
 _BERT_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 _DISTILBERT_DROPOUT = ("dropout", "attention_dropout")
 _GPT2_DROPOUT = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+_OTHER_DROPOUT = ("hidden_dropout", "embedding_dropout", "mlp_dropout", "embed_dropout", "resid_dropout", "emb_pdrop")
+"""What ModernBERT, GPT-NeoX, Bloom, Falcon, GPT-Neo and MPT have beside names of the others."""
 
 
 MASKED_LM = "AutoModelForMaskedLM"
@@ -413,7 +415,7 @@ def _load(model: str, dropout: float, auto_class: str) -> tuple[Any, tuple[str, 
     logging.set_verbosity_error()  # if something does not fit, the message here says so in one line
     try:
         config = transformers.AutoConfig.from_pretrained(model, local_files_only=local, trust_remote_code=False)
-        for name in (*_BERT_DROPOUT, *_DISTILBERT_DROPOUT, *_GPT2_DROPOUT):
+        for name in (*_BERT_DROPOUT, *_DISTILBERT_DROPOUT, *_GPT2_DROPOUT, *_OTHER_DROPOUT):
             # A config.json may spell 0.0 as 0. None means that the layer takes another layer's value.
             if isinstance(getattr(config, name, None), float | int):
                 setattr(config, name, dropout)
