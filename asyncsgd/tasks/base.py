@@ -1,4 +1,4 @@
-"""The task contract: what a gradient is of. A task knows no rule, no server, no runtime.
+"""The task contract: what is learned, i.e. model, data, loss and scores. A task knows no rule, no server, no runtime.
 
 A task is a frozen dataclass whose fields are its settings, so it can be pickled and written down. Every process builds
 its own model and data from it. The library sets device, autocast, evaluation mode and `no_grad`; a task computes:
@@ -57,8 +57,9 @@ class Batches(Protocol):
 class Data(Protocol):
     """A task's data in one process.
 
-    A stream is an endless sequence of training batches, in an order of its own. Each worker has a stream, which has the
-    worker's number.
+    A stream is an endless sequence of training batches, in an order of its own. All workers of a run share stream 0:
+    each of its batches is handed to one worker. So stream 0 has to go through all samples; what other streams would
+    have is never learned.
     """
 
     def batch(self, stream: int, index: int) -> Batch:
@@ -201,9 +202,9 @@ class Task(abc.ABC):
     def weight(self, batch: Batch) -> float:
         """Loss terms behind the batch's loss; more than 0 in training. Read from the batch on the CPU.
 
-        By default the rows of its tensors, which may be fewer in the last batch of an evaluation; a tensor with one
-        number has none and does not count. Where tensors have different numbers of rows, it is `batch_size`. That is
-        too much for a shorter last batch of an evaluation, so such a task needs a `weight` of its own.
+        By default the rows of its tensors, which may be fewer in the last batch of an evaluation; a tensor without
+        dimensions has none and does not count. Where tensors have different numbers of rows, it is `batch_size`. That
+        is too much for a shorter last batch of an evaluation, so such a task needs a `weight` of its own.
 
         Raises:
             UsageError: if there are no tensors whose rows could be counted.
@@ -217,7 +218,9 @@ class Task(abc.ABC):
         return float(rows.pop() if len(rows) == 1 else self.batch_size)
 
     def count_tokens(self, batch: Batch) -> int | None:
-        """Tokens in the batch that are no padding, for the rate at which they are trained on; None: it has none."""
+        """Tokens in the batch that are trained on, for the rate; a task says which count, e.g. all that are no padding.
+        None: it has none.
+        """
         return None
 
     def split(self, batch: Batch, parts: int) -> Sequence[Batch]:
