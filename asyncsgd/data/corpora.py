@@ -85,10 +85,10 @@ def load_corpus(
     `split_documents` sets aside, called ``test``. Of texts with labels that other split is ``test``, else
     ``validation``; of plain texts on the Hub it is ``validation``, else ``test``; of plain texts in a folder it is
     ``validation``. A split without labels is not scored on; the next one is. Of several sets that are named, the first
-    has labels; one without any is there to be predicted. Rows without text are left out, and so are rows whose label is
-    -1, with which GLUE marks those without one. A text of any evaluation set is never trained on. `notes` counts all of
-    these. Labels that are numbers get their names from ``labels.json`` beside the files, or as the Hugging Face library
-    has left them in a Parquet file; else a number is its own name.
+    must have labels; one without any is predicted and not scored. Rows without text are left out, and so are rows whose
+    label is -1, with which GLUE marks those without one. A text of any evaluation set is never trained on. `notes`
+    counts all of these. Labels that are numbers get their names from ``labels.json`` beside the files, or as the
+    Hugging Face library has left them in a Parquet file; else a number is its own name.
 
     Args:
         data: ``"pydocs"`` (whose labels are the packages), a file, a folder (see `asyncsgd.data.folders`), or
@@ -98,8 +98,8 @@ def load_corpus(
         eval_data: sets to evaluate on, see `asyncsgd.data.evaluation_sets.named_places`: tables or texts.
         split: ``"test"``, ``"validation"`` or another set of the source, or several with commas between them; None
             takes the first that has labels.
-        limits: at most so many texts to train on, and of each set to evaluate on, taken evenly over the source's order;
-            0 for all.
+        limits: at most so many texts to train on, and of each set to score on, taken evenly over the source's order; 0
+            for all.
         cache_dir: folder in which ``pydocs`` is kept between runs.
         reading: how files are read.
 
@@ -186,8 +186,8 @@ def _read_sources(parts: Sequence[CorpusPart], split: str | None, whole: bool) -
 
     Args:
         split: the sets of each source that the user names.
-        whole: whether sets of other sources are named. Then there are no sets, and every source is learned from as a
-            whole.
+        whole: whether sets of other sources are named. Then there are no sets, and no texts of the training split are
+            set aside.
     """
     learned = []
     sets_of_sources: dict[int, list[EvaluationSet]] = {}

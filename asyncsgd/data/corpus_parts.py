@@ -174,10 +174,11 @@ class CorpusPart:
         return EvaluationSet(split, unlabelled, has_labels=False)
 
     def _missing(self, scored: Documents, train: Documents) -> set[str]:
-        """The labels that stand for no label in a set to score on.
+        """The labels that stand for no label in a set to score on: the empty one, and -1 unless
 
-        -1 is a class as any other if the training texts have it and classes have no names; where they have, the label
-        is already empty here. Of numbers, -1 is one as any other if the set has other numbers too.
+        - labels are classes, and training texts have the class -1. Where classes have names, no label is -1 here: it
+          was read as an empty one.
+        - labels are numbers, and the set has other numbers too, or training texts have the number -1.
         """
         if not self._kind.label:
             return set()

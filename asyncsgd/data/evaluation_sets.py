@@ -21,7 +21,7 @@ LONGEST_NAME = 100
 
 
 class EvaluationSet(NamedTuple):
-    """Texts to evaluate on, or to predict, which have no labels."""
+    """Texts to evaluate on. Those of a labelled task that have no labels are only predicted."""
 
     name: str
     documents: Documents

@@ -247,14 +247,15 @@ def unpacked(path: Path) -> bytes:
     """The bytes of a file, unpacked where it is a .gz.
 
     Raises:
-        UsageError: if it unpacks to more than `MOST_TIMES_PACKED` times its size. It is not kept in memory then.
+        UsageError: if it unpacks to more than `MOST_TIMES_PACKED` times its size and more than `ALWAYS_UNPACKED` bytes.
+            It is not kept in memory then.
     """
     if not path.name.lower().endswith(".gz"):
         return path.read_bytes()
     size = 0
     most = max(path.stat().st_size * MOST_TIMES_PACKED, ALWAYS_UNPACKED)
     with gzip.open(path) as file:
-        while part := file.read(ALWAYS_UNPACKED):
+        while part := file.read(2**20):
             size += len(part)
             if size > most:
                 raise UsageError(

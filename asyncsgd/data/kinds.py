@@ -23,10 +23,12 @@ class Kind(NamedTuple):
     where it is missing."""
     labels_of: Callable[[str], list[str]] = lambda label: [label]
     """All labels in the label of a text."""
+    # Words for messages:
     text: str = "text"
     filling: str = "text"  # what a row must not be without
-    unit: str = "text"  # what has a label
+    unit: str = "text"  # what has a label, e.g. a word
     label: str = "label"  # empty where texts have none
+    # What decides how rows are read:
     takes: Sequence[str] = ("pydocs", "hub:NAME")
     has_classes: bool = True  # else a label is a number
     fewest: int = 2  # the training texts must have so many labels

@@ -79,8 +79,7 @@ NO_LABEL = ("-1", "-1.0")
 
 
 def label_name(where: str, columns: Mapping[str, str], value: object, names: Names) -> str:
-    """The name of a label, text or a whole number, that was read from the second of some columns; empty where it is
-    missing.
+    """The name of a label, text or a whole number, that was read from a column of labels; empty where it is missing.
 
     Where labels have names, a number is an index of these, and -1 is none. A text is a name; it is an index where no
     name is a number.

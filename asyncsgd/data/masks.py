@@ -127,7 +127,7 @@ class OnlyCandidates(ByCandidate):
 
 
 class _Words:
-    """The words of a sample, and the tokens chosen of them: of each word, those before its ``next``."""
+    """The words of a sample, and the tokens chosen of them: of each word, those before its place in `_next`."""
 
     def __init__(self, sample: Sample) -> None:
         self._words, self._first = sample.words()

@@ -43,8 +43,8 @@ def whole_epochs(
     and batch i has the positions i B to i B + B - 1, so a batch may end one epoch and begin the next.
 
     By length, the batches that lie within an epoch are made so: sort their samples by length, cut them in groups of
-    `RUN` batches, of which the last one is shorter, shuffle the groups, and shuffle the samples of each group. A batch
-    that lies in two epochs has samples of any length.
+    `RUN` batches, of which the last one may be shorter, shuffle the groups, and shuffle the samples of each group. A
+    batch that lies in two epochs has samples of any length.
 
     Args:
         lengths: tokens of each sample, `(S,)`, S >= 1.

@@ -97,7 +97,7 @@ def train_byte_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizer
 
 
 def load_tokenizer(model: str, corpus: Corpus, *, vocab_size: int, cache_dir: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of `model`, which has a mask token: its own, or one trained on `corpus` for those without one."""
+    """The tokenizer of `model`, which has a mask token: its own, or one trained on `corpus` for models made here."""
     if model in TRAINED_HERE:
         return trained_tokenizer(corpus, vocab_size, cache_dir)
     tokenizer = pretrained_tokenizer(model)

@@ -96,7 +96,7 @@ def best_spans(windows: Sequence[tuple[int, np.ndarray]], *, number: int, longes
     """
     scores = []
     firsts = []
-    lengths = []
+    distances = []
     for begin, (start, end) in windows:
         if not len(start):
             continue
@@ -105,16 +105,16 @@ def best_spans(windows: Sequence[tuple[int, np.ndarray]], *, number: int, longes
         # Row i has the logits of the end at the pieces i, i + 1, ...
         ends = np.lib.stride_tricks.sliding_window_view(padded_end, longest)
         window_scores = start[:, None] + ends
-        first, length = np.nonzero(window_scores > -np.inf)
-        scores.append(window_scores[first, length])
+        first, distance = np.nonzero(window_scores > -np.inf)
+        scores.append(window_scores[first, distance])
         firsts.append(begin + first)
-        lengths.append(length)
+        distances.append(distance)
     if not sum(map(len, scores)):
         return []
     score = np.concatenate(scores)
     first = np.concatenate(firsts)
-    last = first + np.concatenate(lengths)
-    # A span is in at most all windows, so these hold `number` different ones.
+    last = first + np.concatenate(distances)
+    # A span is at most once in each window, so the best `number * len(windows)` are at least `number` different ones.
     count = min(number * len(windows), len(score))
     least = np.partition(score, -count)[-count]
     best = np.flatnonzero(score >= least)

@@ -11,7 +11,7 @@ With ``--blocks`` all documents count as one, with the end-of-text token between
 A row holds several documents (Ding et al., Fewer Truncations Improve Language Modeling, ICML 2024: best-fit packing).
 The positions start again at 0 in each document. From this transformers knows where attention must stop, as long as it
 is given no mask and no cache. Models that build their own masks (OPT, Bloom), or have no attention (Mamba), do not take
-part in it. `CausalLM.prepare` measures that, and gives such a model one document a row.
+part in it. `CausalLM.look` measures that, and gives such a model one document a row.
 
 Shapes: B rows, L tokens a row, M predicted tokens, V vocabulary.
 """
@@ -229,7 +229,9 @@ def _logits(model: nn.Module, input_ids: Tensor, position_ids: Tensor | None = N
 
 
 def _sees_later_tokens(model: nn.Module) -> bool:
-    """Whether it sees the tokens that it is to predict, as an encoder does that is loaded with another head."""
+    """Whether it sees the tokens that it is to predict, as an encoder does that is loaded with another head. The model
+    is in evaluation mode afterwards.
+    """
     ids = _some_ids(model)
     changed = _some_ids(model)
     changed[:, 8:] = ids[:, :1]
@@ -239,7 +241,9 @@ def _sees_later_tokens(model: nn.Module) -> bool:
 
 
 def _keeps_documents_apart(model: nn.Module) -> bool:
-    """Whether the second of two documents in a row has the logits that it has alone."""
+    """Whether the second of two documents in a row has the logits that it has alone. The model is in evaluation mode
+    afterwards.
+    """
     import torch
 
     ids = _some_ids(model)

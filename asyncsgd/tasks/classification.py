@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch, nump
 
 
 def inverse_frequency(counts: Sequence[int] | ndarray) -> ndarray:
-    """The weight of each class, w_c = N / (K n_c) with K the classes that occur, else 0; float64 `(C,)`.
+    """The weight of each class, float64 `(C,)`: w_c = N / (K n_c), and 0 where n_c is 0, for K classes that occur.
 
     The mean of the weights over the N samples is 1, so the loss keeps its scale. `counts` are n_c, samples of a class.
 

@@ -58,8 +58,8 @@ class LabelledRows:
     def read(self, where: str, columns: Mapping[str, str], row: tuple[Any, ...], names: Names) -> tuple[str, str]:
         """The text and the label of a row, whose columns are the text, the labels and the second text.
 
-        The text is empty where the row is to be left out: a text is missing, or all of it is. The label is empty where
-        it is missing.
+        The text is empty where the row is to be left out: one of its texts is None, or all are blank. The label is
+        empty where it is missing.
         """
         num_label_columns = max(1, len(self.label_columns))
         label_columns = slice(1, 1 + num_label_columns)

@@ -127,9 +127,9 @@ class HeadTask(TextTask):
 class LabelledTask(HeadTask):
     """A task that learns labels of texts or of words, from a table with columns of texts and of labels.
 
-    Its batches have ``labels`` as the `Head` of its kind of labels in `asyncsgd.tasks.heads` wants them; loss, scores
-    and the model's configuration follow from that kind. It is ``single`` unless a subclass has a field
-    ``labels: Labels``, with which its user chooses.
+    Its batches have ``labels`` as the `Head` of its kind of labels in `asyncsgd.tasks.heads` wants them, unless
+    `targets` of a subclass reads them elsewhere; loss, scores and the model's configuration follow from that kind. It
+    is ``single`` unless a subclass has a field ``labels: Labels``, with which its user chooses.
     """
 
     output_folders: ClassVar[tuple[str, ...]] = ("predictions",)
@@ -191,7 +191,6 @@ class LabelledTask(HeadTask):
         (folder / "rows.json").write_text(rows, encoding="utf-8")
 
     def is_of(self, corpus: Corpus, folder: Path) -> bool:
-        """Whether predictions would have the indices of the rows that the sets of `corpus` have in their sources."""
         for number, of_set in enumerate(corpus.evaluations):
             places = json.loads((folder / side_of(number) / "rows.json").read_bytes())
             if places != list(of_set.eval.rows):

@@ -38,9 +38,10 @@ class DatasetData:
         order_e[p mod S],    e = p div S,    order_e a permutation that (seed, stream, e) names
 
     over the S samples of an epoch, which are all items unless drop_last is set, and batch i has samples i B to i B + B
-    - 1. While an item is read, the default generators of torch, numpy and Python are seeded with a function of (seed,
-    stream, p), so that random transforms are the same in every process and in a replay; in the evaluation set they are
-    seeded with a function of the item's number alone. The generators are afterwards as they were before.
+    - 1. Of a DataLoader that does not shuffle, order_e is the order of the items. While an item is read, the default
+    generators of torch, numpy and Python are seeded with a function of (seed, stream, p), so that random transforms
+    are the same in every process and in a replay; in the evaluation set they are seeded with a function of the item's
+    number alone. The generators are afterwards as they were before.
 
     A DataLoader in place of a Dataset is taken apart: dataset, collate_fn, batch_size, drop_last, and whether it
     shuffles. Its processes, its generator and its worker_init_fn are not used. An evaluation is never shuffled, and its
@@ -109,8 +110,8 @@ class DatasetData:
 
     def fingerprint(self) -> str | None:
         """16 hexadecimal digits that change with some of the training items, and with their number; the same for every
-        seed. None where no item has a tensor. Where collate_fn makes no batch of a single item, since it compares items
-        with one another, the item itself is read.
+        seed. None where no batch of an item has a tensor. Where collate_fn makes no batch of a single item, since it
+        compares items with one another, the item itself is read.
         """
         size = self._train.size
         chosen = np.unique(np.linspace(0, size - 1, FINGERPRINT_ITEMS).astype(int))

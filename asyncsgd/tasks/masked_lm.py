@@ -78,7 +78,7 @@ class MaskedLM(LanguageModel):
     better: ClassVar[Directions] = {"accuracy": "higher", "perplexity": "lower"}
     auto_class: ClassVar[str | None] = "AutoModelForMaskedLM"
 
-    mask: str = setting("token", "mask single tokens, whole words, or words with --candidates first", named=MASKS)
+    mask: str = setting("token", "mask single tokens, whole words, or first the words of --candidates", named=MASKS)
     mask_prob: float = setting(0.15, "share of the tokens to predict", above=0, below=1)
     eval_mask: Literal["token", "word"] = setting(
         "token", "as --mask, in evaluations; runs with different ones are not compared"
@@ -93,7 +93,9 @@ class MaskedLM(LanguageModel):
     candidate_share: float = setting(
         1.0, "share of the masked tokens that comes from candidates; --mask candidates only", at_least=0, at_most=1
     )
-    tech: bool = setting(False, "mask candidates only, and leave sequences without one out of training")
+    tech: bool = setting(
+        False, "mask candidates (technical terms) only, and leave sequences without one out of training"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,7 +144,7 @@ class MaskedLM(LanguageModel):
         return self.blocks, self.known.get("candidates_sha256")
 
     def encode(self, corpus: Corpus, side: str, tokenizer: Any) -> Samples:
-        if self.candidates is None or (side == "eval" and corpus.number):  # they are of the first set alone
+        if self.candidates is None or (side == "eval" and corpus.number):  # only the first set has candidates
             return self.rows(corpus, side, tokenizer)
         from asyncsgd.domain_masking.candidates import candidate_flags
 

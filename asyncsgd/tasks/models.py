@@ -42,13 +42,13 @@ _OTHER_DROPOUT = ("hidden_dropout", "embedding_dropout", "mlp_dropout", "embed_d
 
 
 MASKED_LM = "AutoModelForMaskedLM"
-LABELLED = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+TRAINED_ON_LABELS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 """How the classes of transformers end whose models were trained on labels."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """A model in float32 and training mode."""
+    """A model in float32."""
 
     model: Any
     new_parameters: tuple[str, ...]
@@ -157,7 +157,7 @@ def _longest_sequence(model: Any) -> int | None:
 
 
 def class_of(model: str) -> str:
-    """The class of transformers that loads a saved model with its head: one of `LABELLED`, else `MASKED_LM`."""
+    """The class of transformers that loads a saved model with its head: one of `TRAINED_ON_LABELS`, or `MASKED_LM`."""
     import transformers
 
     local = Path(model).is_dir()
@@ -166,7 +166,7 @@ def class_of(model: str) -> str:
     except (OSError, ValueError):  # loading the model reports a configuration that cannot be read
         return MASKED_LM
     architectures = config.architectures or [""]
-    for kind in LABELLED:
+    for kind in TRAINED_ON_LABELS:
         if architectures[0].endswith(kind):
             return f"AutoModel{kind}"
     return MASKED_LM
@@ -195,7 +195,7 @@ def build_head(
     pretraining has lost it.
 
     Args:
-        source: an `AutoModelForMaskedLM`, or a model with labels, see `LABELLED`.
+        source: an `AutoModelForMaskedLM`, or a model with labels, see `TRAINED_ON_LABELS`.
         kind: ``SequenceClassification``, ``TokenClassification`` or ``QuestionAnswering``.
         labels: the names of the outputs, for the configuration.
         problem_type: what transformers calls the kind of labels, for the configuration.
@@ -225,7 +225,7 @@ def build_head(
     if keep:
         _check_kept(source, built)
     encoder = source.base_model.state_dict()
-    has_labels = type(source).__name__.endswith(LABELLED)
+    has_labels = type(source).__name__.endswith(TRAINED_ON_LABELS)
     if has_labels:
         places = built.base_model.state_dict()
         # A pooler that the new model lacks is left out. Any other tensor without a place is refused below.

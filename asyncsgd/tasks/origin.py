@@ -35,7 +35,7 @@ def read_origin(model: str, tasks: Sequence[str] = ("masked_lm",), built_in: Seq
     """Understand ``--model``: a run folder, a saved model, a shape with random weights, or a name on the Hub.
 
     Args:
-        tasks: of the run, where it is one.
+        tasks: those that a run named by `model` may be of.
         built_in: the shapes.
 
     Raises:

@@ -7,7 +7,8 @@ which is the target of a window that does not hold the whole answer. (BERT's own
 
 A question is scored over all its windows. Its answer is the span with the largest start + end logit in any of them; see
 `asyncsgd.tasks.answers`. The score of no answer is the smallest start + end logit that a first token has. The
-answer is given if its score is at least that one, which is the threshold 0. Scores are shares: 0.5 is 50 percent.
+answer is given if its score is at least that one, which is the threshold 0. Exact match and F1 are shares: 0.5 is 50
+percent.
 
 Shapes: B windows, L tokens, Q questions of the evaluation.
 """
@@ -194,7 +195,7 @@ class QuestionAnswering(HeadTask):
         """
         import numpy as np
 
-        from asyncsgd.tasks import answers as scores
+        from asyncsgd.tasks.answers import exact_match, f1
 
         side = side_of(int(batch["set"]))
         num_questions = len(_scored(self.known["folder"], side))
@@ -207,8 +208,8 @@ class QuestionAnswering(HeadTask):
             number = decoded.number
             answers = decoded.answers
             sums["difference"][number] = decoded.difference
-            sums["exact"][number] = scores.exact_match(decoded.text, answers)
-            sums["f1"][number] = scores.f1(decoded.text, answers)
+            sums["exact"][number] = exact_match(decoded.text, answers)
+            sums["f1"][number] = f1(decoded.text, answers)
             sums["answerable"][number] = bool(answers)
         return sums
 

@@ -155,8 +155,8 @@ class TextTask(Task):
         self.encode(corpus, "eval", tokenizer).save(folder)
 
     def is_of(self, corpus: Corpus, folder: Path) -> bool:
-        """Whether a folder of the cache, which is found by its texts, also fits what the key leaves out: where the
-        texts stand in their source. If not, the rows are kept once more, under a key with these places.
+        """Whether the rows in a folder of the cache were read from the same places of their source: predictions name
+        the places, and the key of the cache does not. If not, the rows are kept once more, under a key with the places.
         """
         return True
 
@@ -173,7 +173,7 @@ class TextTask(Task):
         return initial
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
-        """What `facts` says beside what it says of every task on texts. It wins where both say the same thing, so that
+        """What `facts` says beside what it says of every task on texts. Its value stands where both have a key, so that
         ``notes`` of a task have to contain the notes of the corpus.
         """
         return {}
@@ -309,7 +309,9 @@ class TextTask(Task):
 
     @property
     def known(self) -> Mapping[str, Any]:
-        """What `prepare` has found.
+        """What `prepare` has found: ``folder`` of the rows; ``weights``, the folder of the model that training starts
+        from, None for random weights, and ``loaded_by``, the class that loads it; its ``config``; ``tokenizer`` and
+        ``pad_id``; the ``facts``; and what `look` of the task has found.
 
         Raises:
             ValueError: before `prepare`.

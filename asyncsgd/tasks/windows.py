@@ -41,13 +41,18 @@ def windows_of(questions: Sequence[Question], tokenizer: Any, *, seq_len: int, s
     question and the special tokens. The last window is the first that reaches the end.
 
     Returns:
-        Rows with ``targets`` as batches have them; ``question``, its number; where the window ``begin``s in the row;
-        its pieces, from ``first`` to ``end`` of the context; and int32 ``offsets``, the characters of the context at
-        which each of these begins and has ended.
+        Rows with these columns:
+
+        - ``targets``: as batches have them
+        - ``question``: the number of the question
+        - ``begin``: where the window begins in the row
+        - ``first``, ``end``: which pieces of the context the window has, without ``end``
+        - ``offsets``, int32: the characters of the context at which each of these pieces begins and has ended
 
     Raises:
-        UsageError: if a question leaves no room for its context beside the overlap of windows, or the tokenizer puts
-            nothing in front of a text, so that no token can stand for no answer.
+        UsageError: if a question leaves room for no more than `stride` pieces of a longer context, so that windows
+            would not overlap, or the tokenizer puts nothing in front of a text, so that no token can stand for no
+            answer.
     """
     prefix, between, suffix = special_around(tokenizer, 2)
     if not prefix:
