@@ -112,7 +112,7 @@ def load_corpus(
     name = "+".join(source.name for source in sources)
     names = _label_names(sources[0], kind, columns)
     parts = [CorpusPart(source, kind, columns, names, cache_dir) for source in sources]
-    train, sets = _read_sources(parts, split, whole=bool(named))
+    train, sets = _read_sources(parts, split, sets_aside=not named)
     for set_name, source in named.items():
         own_names = _label_names(source, kind, columns)
         part = CorpusPart(source, kind, columns, own_names or names, cache_dir, learns=False)
@@ -180,20 +180,22 @@ def _label_names(source: Source, kind: Kind, columns: Mapping[str, str]) -> Name
     return names_of(source, label_column)
 
 
-def _read_sources(parts: Sequence[CorpusPart], split: str | None, whole: bool) -> tuple[Documents, list[EvaluationSet]]:
+def _read_sources(
+    parts: Sequence[CorpusPart], split: str | None, sets_aside: bool
+) -> tuple[Documents, list[EvaluationSet]]:
     """The documents to learn from, and the evaluation sets of the sources. The first sets of all sources are joined
     into one set, and so are the second ones, and so on.
 
     Args:
         split: the sets of each source that the user names.
-        whole: whether sets of other sources are named. Then there are no sets, and no texts of the training split are
-            set aside.
+        sets_aside: whether sources are scored on, on sets of their own or on texts that are set aside; else sets of
+            other sources are named.
     """
     learned = []
     sets_of_sources: dict[int, list[EvaluationSet]] = {}
     for part in parts:
         train = part.read(TRAIN)
-        if not whole:
+        if sets_aside:
             sets = part.to_score_on(split, train)
             if not sets:
                 train, evaluation = split_documents(train)

@@ -35,7 +35,7 @@ class CorpusPart:
         self._columns = columns
         self._names = names
         self._cache_dir = cache_dir
-        self._learned = TRAIN if learns else ""
+        self._train_split = TRAIN if learns else ""
         """The split that is learned from; empty where ``--eval-data`` names the source."""
         num_label_columns = len(kind.names) if kind.names else 1
         self._labels = slice(1, 1 + num_label_columns)
@@ -46,14 +46,14 @@ class CorpusPart:
         """The rows of a split, which are read once."""
         if split not in self._read:
             may_lack: Sequence[str] = ()
-            if split != self._learned:
+            if split != self._train_split:
                 may_lack = list(self._columns)[self._labels]
             self._read[split] = self.source.rows(split, self._columns, cache=self._cache_dir, may_lack=may_lack)
         return self._read[split]
 
     def _where(self, split: str) -> str:
         """What messages call a split of the source."""
-        if split == TRAIN and not self._learned:
+        if split == TRAIN and not self._train_split:
             return self.source.name
         return f"{self.source.name} ({split})"
 
@@ -74,7 +74,7 @@ class CorpusPart:
     def read(self, split: str) -> Documents:
         """The documents of a split. Those to learn from have labels; elsewhere a label that is missing is empty."""
         kind = self._kind
-        is_learned = split == self._learned
+        is_learned = split == self._train_split
         where = self._where(split)
         rows = self._rows(split)
         kept = []
@@ -120,10 +120,10 @@ class CorpusPart:
             preferred = ["test", "validation"]
         elif self.source.is_hub:
             preferred = ["validation", "test"]
-        usual = evaluation_sets(sets, preferred)
+        preferred_sets = evaluation_sets(sets, preferred)
         # Texts that are set aside are called test, so --split test asks for them where the source has no sets at all.
         if split is None or (split == "test" and not sets):
-            for name in usual:
+            for name in preferred_sets:
                 evaluation = self.evaluation(name, train)
                 if evaluation.has_labels:
                     return [evaluation]
