@@ -73,6 +73,9 @@ class QuestionAnswering(HeadTask):
     eval_data: EvalData | None = setting(
         None, EVAL_DATA, unset="dev* or validation* of --data", aliases=("val_file",), repeats=True
     )
+    train_samples: int = setting(0, "questions to learn from; 0: all", at_least=0)
+    eval_samples: int = setting(0, "questions to score on; 0: all", at_least=0)
+    batch_size: int = setting(16, "windows in one gradient", at_least=1)
     seq_len: int = setting(384, "tokens of a window and its question", at_least=8)
     stride: int = setting(128, "word pieces from the beginning of a window to that of the next", at_least=1)
     max_answer_length: int = setting(30, "word pieces of an answer, at most", at_least=1)

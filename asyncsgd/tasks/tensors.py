@@ -18,7 +18,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.tasks.base import Batch, Batches, Data, digest_tensors, map_tensors, row_counts, tensors_in
 from asyncsgd.tasks.map_style import DatasetData
 
-Samples = Any
+InMemory = Any
 """Tensors or numpy arrays of one length, one row a sample: one of them, or a tuple, list or mapping of them."""
 
 
@@ -47,7 +47,7 @@ class TensorData:
     True
     """
 
-    def __init__(self, train: Samples, evaluation: Samples, batch_size: int, seed: int) -> None:
+    def __init__(self, train: InMemory, evaluation: InMemory, batch_size: int, seed: int) -> None:
         if batch_size < 1:
             raise UsageError(f"batch_size must be at least 1, got {batch_size}")
         self.train, self.num_train_samples = _tensors(train, "train")
@@ -120,7 +120,7 @@ def train_fingerprint(data: Data, batch_size: int, samples: int | None) -> str |
     return f"{digest.hexdigest()[:16]}/{batch_size}{counted}"
 
 
-def _tensors(samples: Samples, name: str) -> tuple[Samples, int]:
+def _tensors(samples: InMemory, name: str) -> tuple[InMemory, int]:
     """The samples with tensors in place of arrays, and how many there are."""
     try:
         samples = map_tensors(torch.as_tensor, samples, kinds=(np.ndarray,))
