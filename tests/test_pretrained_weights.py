@@ -8,7 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, BertConfig, BertForMaskedLM, ModernBertConfig
+from transformers import (
+    AlbertConfig,
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    BertConfig,
+    BertForMaskedLM,
+    ModernBertConfig,
+)
 
 from asyncsgd.data.corpora import Corpus
 from asyncsgd.data.documents import Documents
@@ -135,12 +143,12 @@ def test_a_half_precision_configuration_does_not_round_the_encoder():
 
 
 def test_all_dropout_layers_have_the_dropout_that_is_asked_for(tmp_path):
-    config = ModernBertConfig(vocab_size=20, pad_token_id=0, **SHAPE)
-    AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path)
-    model = models.load_model(str(tmp_path), 20, seq_len=8, dropout=0.25, seed=0).model
-    dropouts = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
-    assert len(dropouts) > 1
-    assert set(dropouts) == {0.25}
+    for config in (ModernBertConfig(vocab_size=20, pad_token_id=0, **SHAPE), AlbertConfig(vocab_size=20, **SHAPE)):
+        AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path)
+        masked_lm = models.load_model(str(tmp_path), 20, seq_len=8, dropout=0.25, seed=0).model
+        built = models.build_head(masked_lm, "SequenceClassification", ["a", "b"], dropout=0.25, seed=0).model
+        for model in (masked_lm, built):
+            assert {module.p for module in model.modules() if isinstance(module, nn.Dropout)} == {0.25}
 
 
 def test_a_dropout_that_the_configuration_spells_without_a_point_is_the_one_that_is_asked_for(tmp_path):

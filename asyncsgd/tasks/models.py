@@ -212,7 +212,7 @@ def build_head(
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: number for number, label in enumerate(labels)}
     config.problem_type = problem_type
-    for name in ("classifier_dropout", "seq_classif_dropout", "qa_dropout"):
+    for name in ("classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout", "qa_dropout"):
         if hasattr(config, name):
             setattr(config, name, dropout)
     with seeded(seed):
