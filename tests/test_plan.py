@@ -1,6 +1,7 @@
 """From a config to arms and runs, without running anything: names, blocks, budgets, shards, and every refusal."""
 
 import copy
+import datetime
 import itertools
 import re
 from collections import Counter
@@ -104,8 +105,10 @@ def test_other_names_of_a_setting_plan_what_its_name_plans():
 
     plan = make_plan(config("nproc", "speeds", "data", "learning_rate"))
     other = make_plan(config("workers", "times", "train_file", "learning-rate"))
-    for name in ("base", "arms", "runs", "finetune"):
-        assert getattr(other, name) == getattr(plan, name)
+    assert other.base == plan.base
+    assert other.arms == plan.arms
+    assert other.runs == plan.runs
+    assert other.finetune == plan.finetune
 
 
 def test_placeholders_are_filled_in_by_the_workers_of_each_arm_in_settings_and_in_trials():
@@ -289,11 +292,34 @@ LESS = {"algorithms": {"async": {"seconds": 10}, "sync": SYNC}, "base": {"second
         ({"algorithms": {"a": {"model": "small"}}, "base_model": {"samples": 8}}, "a-w2 small out"),
         ({"base": {"model": "small"}, "base_model": {"samples": 8}}, "sync-w2 small out"),
         ({"algorithms": {"a": {"tune": {"workers": [1, 2]}}}}, "a.tune nproc"),
+        ({"name": datetime.date(2026, 3, 1)}, "date quotes"),
+        ({"algorithms": {"sync": SYNC, False: ASYNC}}, "off quotes"),  # YAML reads off as false
+        ({"exclude": [{"nproc": 2}]}, "exclude every"),
+        ({"finetune": {"clock": "virtual", "rule": "asynchronos"}}, "finetune 'asynchronos' 'asynchronous'"),
     ],
 )
 def test_what_is_wrong_is_named_with_what_to_write_instead(parts, words):
     with refused(words):
         check(make_plan(config_of(**parts), "my.yaml"))
+
+
+MODELS = {"a": {"task": "classification", "model": "tiny"}}
+ARMS = {"arms": {"one": {}, "two": {"nproc": 2, "mode": "async"}}, "reference": "one", "margin": 0.02}
+POINTS = {"threshold": {"a": 1.0}, "learning_rate": [0.1], "batch_size": [2], "seq_len": [8], "seeds": [3, 3]}
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"seeds": [0, 0], "comparisons": {"c": ARMS}}, "seeds once, [0]"),
+        ({"grid": POINTS}, "grid: seeds once, [3]"),
+        ({"comparisons": {"c": ARMS}, "models": {"a": {"task": 5}}}, "task: text, number"),
+    ],
+)
+def test_what_is_wrong_in_a_config_of_comparisons_is_named(parts, words):
+    config = {"name": "n", "models": MODELS, **parts}
+    with refused(words):
+        make_plan(config, "my.yaml")
 
 
 def test_a_file_that_is_no_config_is_refused_by_its_name(tmp_path):

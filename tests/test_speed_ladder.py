@@ -18,6 +18,7 @@ from doors import Ended, cli
 from gallery import sentences
 
 from analysis.ladder import read
+from asyncsgd.core.signals import StopRequest
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import read_events
 from asyncsgd.settings.shipped import CONFIGS
@@ -26,7 +27,8 @@ from asyncsgd.studies.ladder import DIVERGED, DOES_NOT_PAY, NO_MEMORY, PAYS, Dev
 from asyncsgd.studies.naive_loop import masked, naive_loop
 from asyncsgd.studies.overlay import quick_of, with_setting
 from asyncsgd.studies.plan import make_plan
-from asyncsgd.studies.runner import PlannedJob
+from asyncsgd.studies.progress import Progress
+from asyncsgd.studies.runner import PlannedJob, Runner
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "docs" / "speed_ladder.ipynb"
 TWO_CORES = Devices("cpu", 2, 2)
@@ -215,11 +217,16 @@ def test_a_plan_knows_no_runs_before_it_has_a_folder_and_its_hash_is_that_of_its
         (["--shard", "1/2"], "which come next follows from all before them"),
         (["--print-commands"], "leave --jobs, --shard and --print-commands out"),
         (["--set", "ladder.tasks.masked_lm.margin=0"], "margin: expected a number > 0.0"),
+        (
+            ["--set", "ladder.rungs=[{name: A b, box: x}, {name: a-b, box: y}]"],
+            "rungs: 'A b' and another one",
+        ),
+        (["--set", "seeds=[1, 1]"], "seeds must name each seed once, they share [1]"),
         (["--set", "ladder.turn=2"], "there is no 'turn' there; did you mean 'turns'"),
         (["--set", "base.batch_size="], "write batch_size into base, or into the settings of classification"),
         (["--set", "base.batch_sizes=3"], "batch_sizes"),
     ],
-    ids=["jobs", "shard", "commands", "margin", "key", "missing", "setting"],
+    ids=["jobs", "shard", "commands", "margin", "names", "seeds", "key", "missing", "setting"],
 )
 def test_what_a_ladder_cannot_do_is_refused_with_the_reason(tmp_path, words, told):
     ended = cli(["speed_ladder.py", "--quick", "--out", str(tmp_path / "out"), *words])
@@ -240,6 +247,22 @@ def test_a_ladder_that_was_begun_on_another_machine_is_refused(tmp_path):
 def test_the_command_of_a_naive_run_goes_on_with_the_study_in_its_folder():
     job = PlannedJob("masked_lm/proof/naive/s0", "masked_lm", {}, out=Path("my runs"), loop="naive")
     assert job.command == ["asyncsgd", "study", "my runs/config.yaml", "--out", "my runs"]
+
+
+def test_a_naive_run_whose_loss_is_not_finite_has_diverged(tmp_path):
+    (tmp_path / "train.txt").write_text(sentences(40, seed=0))
+    values = {"vocab_size": 512, "seq_len": 16, "batch_size": 4, "eval_samples": 4}
+    values |= {"learning_rate": 1e30, "samples": 32, "mode": "single", "device": "cpu"}
+    for name, folder in (("data", "train.txt"), ("cache_dir", "cache"), ("run_dir", "naive")):
+        path = tmp_path / folder
+        values[name] = str(path)
+    job = PlannedJob("naive", "masked_lm", values, out=tmp_path, loop="naive")
+    threads = torch.get_num_threads()
+    Runner(None, StopRequest(), None, Progress([], 0, 1)).run([job])
+    torch.set_num_threads(threads)
+    summary = json.loads((job.path / "summary.json").read_text())
+    assert summary["status"] == "DIVERGED"
+    assert summary["num_samples"] < 32
 
 
 def test_the_naive_loop_predicts_15_of_100_words_and_no_special_ones():

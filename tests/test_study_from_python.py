@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pandas
 import pytest
 import torch
@@ -221,12 +222,17 @@ def test_a_study_that_was_stopped_and_goes_on_ends_at_the_same_parameters(whole,
 
 
 def test_seeds_that_nobody_names_lie_behind_those_of_the_test_and_the_first_arm_is_the_reference(tmp_path):
-    study(tmp_path / "study", tune={"layers": [(2,), (3, 4)]}, pilots=None, samples=16, evaluations=1)
+    tune = {"layers": [(2,), (3, 4)], "learning_rate": np.array([0.1])}
+    base = {"optimizer": None, "cache": tmp_path / "cache"}
+    study(tmp_path / "study", tune=tune, pilots=None, samples=16, evaluations=1, base=base)
     config = yaml.safe_load((tmp_path / "study" / "config.yaml").read_text())
     assert config["seeds"] == [0, 1]
     assert config["tuning"]["seeds"] == [2]
     assert config["pilots"] == [3, 4, 5]
     assert config["analysis"]["reference"] == "sync"
+    study(tmp_path / "beside", pilots=[2, 3], samples=16, evaluations=1)
+    config = yaml.safe_load((tmp_path / "beside" / "config.yaml").read_text())
+    assert (config["tuning"]["seeds"], config["pilots"]) == ([4], [2, 3])
 
 
 def test_no_command_believes_that_it_has_the_class_of_a_notebook(tmp_path):
@@ -269,6 +275,7 @@ class Twice(Asynchronous):
         ({"samples": None}, "a run needs an end; give samples=10_000 or seconds=60"),
         ({"base": {"optimizer": torch.optim.NAdam}}, "give asyncsgd.SGD(0.9) or asyncsgd.AdamW()"),
         ({"base": {"schedule": math.sin}}, "base: schedule must be a number or text"),
+        ({"base": {"quiet": True}}, "base: quiet is for a single run of asyncsgd.train; take it out"),
         ({"base": {"seed": 3}}, "base: seed is an argument of the study"),
         ({"question": "time_to_targe"}, "the other endpoints are loss_at_equal_samples, loss_at_equal_seconds"),
         ({"question": {"refrence": "sync"}}, "`refrence`"),

@@ -42,8 +42,9 @@ class Arm:
 
     name: str
     algorithm: str
+    """Its key in `algorithms`; of a comparison that in `arms`, of a grid its point, and of a ladder its side."""
     settings: GivenSettings
-    """What the arm sets beside `base`, with placeholders filled in."""
+    """What the arm sets beside `base`, with placeholders filled in, and its condition, also where `base` has that."""
     trials: tuple[GivenSettings, ...] = ()
     """What tuning tries on top of them; empty where nothing is tuned."""
     task: str = "masked_lm"
@@ -131,8 +132,10 @@ def arms_of(
             trials = crossed(grid_of(grid, f"{where}.tune", task))
         trials = [filled(trial, nproc, where) for trial in trials]
         points.append((algorithm, condition, settings, trials))
-    if unmatched or not points:
-        raise UsageError(f"exclude must leave an arm, and every entry take one out; {unmatched} is no arm's")
+    if unmatched:
+        raise UsageError(f"exclude: every entry must take an arm out, and {unmatched} is no arm's")
+    if not points:
+        raise UsageError("exclude takes every arm out; drop an entry")
     arms = []
     for name, (algorithm, _, settings, trials) in zip(_names(points), points, strict=True):
         arms.append(_arm_of(name, algorithm, settings, trials, base, task))
@@ -143,8 +146,9 @@ def arms_of(
     if len(set(counts.values())) > 1 or is_tuned != has_tuning_seeds:
         got = ", ".join(f"{name} {number}" for name, number in counts.items())
         raise UsageError(
-            f"tuning: every arm needs as many trials as any other, one or more, and seeds to run them on; write "
-            f"tuning: {{grid: ..., seeds: [0]}}, or tune: into every algorithm, or take tuning out; got {got}"
+            f"tuning: every arm needs as many trials as any other, and whatever is tuned seeds to run them on; write "
+            f"tuning: {{grid: ..., seeds: [0]}}, or tuning: {{seeds: [0]}} and tune: into every algorithm or into a "
+            f"stage, or take tuning out; got {got}"
         )
     return tuple(arms)
 
@@ -274,8 +278,8 @@ def _arm_of(
         values = {**base, **given, **trial}
         resolved = resolve(values)
         all_settings = checked_settings(f"arm {name}", resolved, task)
-        # The settings of the arm are those that it gives and those that `resolve` has changed. It changes the same ones
-        # in every trial: `mode` and `clock` are not tuned, and where `resolve` changes the rule another one is refused.
+        # The settings of the arm are those that it gives and those that `resolve` has changed. Those are the same in
+        # every trial, since a trial that tunes `rule` beside mode `sync` is refused.
         changed = [key for key in resolved if resolved[key] != values.get(key)]
         settings = {key: all_settings[key] for key in resolved if key in given or key in changed}
         typed_trials.append({key: all_settings[key] for key in trial})

@@ -8,8 +8,8 @@ from typing import Any
 
 from asyncsgd.errors import UsageError, nearest
 from asyncsgd.settings.groups import BUILT_IN
-from asyncsgd.studies.arms import Arm, resolve
-from asyncsgd.studies.config import Analysis, Finetune, Settings
+from asyncsgd.studies.arms import resolve
+from asyncsgd.studies.config import Analysis, Finetune
 from asyncsgd.studies.plan import StudyPlan
 from asyncsgd.studies.runner import PlannedJob
 from asyncsgd.tasks import is_built_in
@@ -24,24 +24,27 @@ def check(plan: StudyPlan, left: Collection[str] = ()) -> None:
         left: the arms that still have runs to make. Nothing is looked for on behalf of the others.
 
     Raises:
-        UsageError: for a rule or speeds of an arm, or with all that is missing.
+        UsageError: for a rule or speeds, or with all that is missing.
     """
     from asyncsgd.run.runtimes import kind_of
 
     tasks: dict[str, Any] = {}
     for arm in plan.arms:
         for trial in arm.trials or ({},):
-            task = _task_of(arm, resolve({**plan.base, **arm.settings, **trial}))
+            values = resolve({**plan.base, **arm.settings, **trial})
+            task = _task_of(PlannedJob(arm.name, arm.task, values), f"arm {arm.name}")
         if arm.name in left:
             tasks[repr(task)] = task  # of the last trial: no trial changes what is looked for
     for name, stage in plan.stages_without_arms.items():
-        settings = PlannedJob(name, stage.task, stage.settings).settings
-        tasks[repr(settings.task)] = settings.task
-        if not kind_of(settings.job.mode, settings.job.clock).in_one_process:
+        of_stage = PlannedJob(name, stage.task, stage.settings)
+        job = of_stage.settings.job
+        if not kind_of(job.mode, job.clock).in_one_process:
             raise UsageError(
-                f"{name}: mode: {settings.job.mode} needs processes of its own, and a study trains several "
+                f"{name}: mode: {job.mode} needs processes of its own, and a study trains several "
                 f"models side by side where there are no arms; write mode: single, or clock: virtual"
             )
+        task = _task_of(of_stage, name)
+        tasks[repr(task)] = task
     if plan.finetune is not None and plan.analysis is not None:
         _check_score(plan.finetune, plan.analysis)
     reasons: dict[str, None] = {}
@@ -55,17 +58,16 @@ def check(plan: StudyPlan, left: Collection[str] = ()) -> None:
         )
 
 
-def _task_of(arm: Arm, values: Settings) -> Any:
-    """The task of the runs of an arm that have these settings, whose rule and speeds are read."""
+def _task_of(job: PlannedJob, where: str) -> Any:
+    """The task of a run, whose rule and speeds are read."""
     from asyncsgd.run.run import run_of
 
-    job = PlannedJob(arm.name, arm.task, values)
     try:
         if job.why_not_runnable:  # `run_of` would import a package that is not there
             return job.settings.task
         return run_of(job.experiment, job.settings).task
     except UsageError as error:
-        raise UsageError(f"arm {arm.name}: {error}") from error
+        raise UsageError(f"{where}: {error}") from error
 
 
 def _reasons_not_runnable(task: Any) -> Iterator[str]:

@@ -36,7 +36,7 @@ StudyName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]*[A-Za-z0-9]$")]
 FolderPart = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]*$")]
 """A name that becomes a part of the name of a folder: no dash, which stands between parts."""
 Alpha = Annotated[float, Meta(gt=0, lt=0.5)]
-"""An equivalence test at alpha looks at an interval of level 1 - 2 alpha."""
+"""It is below .5, since an equivalence test at alpha looks at an interval of level 1 - 2 alpha."""
 ENDPOINTS = ("loss_at_equal_samples", "loss_at_equal_seconds", "time_to_target")
 """What training runs are compared by. Any other endpoint is a score of the task of fine-tuning."""
 WORDS: Mapping[str, str] = MappingProxyType({"macro_f1": "macro-F1", "micro_f1": "micro-F1", "span_f1": "span F1"})
@@ -61,7 +61,7 @@ CONDITION_KEYS = ("nproc", "clock", "speeds")
 sets them, since they tell arms apart."""
 NOT_TUNED = frozenset(
     (
-        *("mode", *CONDITION_KEYS, "network", "churn", "samples", "seconds", "target_loss"),
+        *("mode", *CONDITION_KEYS, "network", "churn", "samples", "epochs", "seconds", "target_loss", "patience"),
         *("evaluations", "evaluate_every", "evaluate_at", "eval_samples", "vocab_size", "model", "tech"),
         *("data", "eval_data", "text_column", "blocks", "mask", "mask_prob", "candidates", "candidate_share"),
         *("eval_mask", "eval_mask_prob", "encoding", "quoting", "documents", "sample_order"),
@@ -105,7 +105,7 @@ class Tuning(Keys, frozen=True, kw_only=True):
 
 
 class NamedCondition(Keys, frozen=True, kw_only=True):
-    """The condition that a config names. None stands for any number of workers, or for any clock."""
+    """The conditions that a config names, with any speeds. None stands for any number of workers, or for any clock."""
 
     num_workers: int | None = None
     """The setting `nproc` of an arm."""
@@ -183,6 +183,12 @@ NOT_PLANNED = AnyConfig.__struct_fields__
 """Keys that do not change the hash of what a config plans."""
 
 
+def check_seeds(name: str, seeds: tuple[int, ...], why: str = "") -> None:
+    """Refuse seeds of which one is named twice."""
+    if shared := sorted(seed for seed, number in Counter(seeds).items() if number > 1):
+        raise ValueError(f"{name} must name each seed once, they share {shared}{why}")
+
+
 class Config(AnyConfig, frozen=True, kw_only=True):
     """The file of a study that compares algorithms; `asyncsgd.studies.plan` says what its keys mean."""
 
@@ -202,13 +208,10 @@ class Config(AnyConfig, frozen=True, kw_only=True):
     analysis: Analysis | None = None
 
     def __post_init__(self) -> None:
-        counts = Counter((*self.seeds, *self.tuning.seeds, *self.pilots))
-        if shared := sorted(seed for seed, number in counts.items() if number > 1):
-            raise ValueError(
-                f"seeds, tuning.seeds and pilots must name each seed once, they share {shared}: a seed that chose the "
-                "learning rate, or fixed the target, cannot test it"
-            )
-        largest_seed = max(counts)
+        seeds = (*self.seeds, *self.tuning.seeds, *self.pilots)
+        why = ": a seed that chose the learning rate, or fixed the target, cannot test it"
+        check_seeds("seeds, tuning.seeds and pilots", seeds, why)
+        largest_seed = max(seeds)
         limit = SEED_LIMIT // FINETUNE_SEEDS
         if self.finetune is not None and largest_seed >= limit:
             raise ValueError(f"seeds must be less than {limit} where there is finetune, got {largest_seed}")
@@ -261,7 +264,7 @@ class Comparison(Keys, frozen=True, kw_only=True):
 
 
 class TrainingGrid(Keys, frozen=True, kw_only=True):
-    """A grid of trainings, each of which has one process (``mode: single``)."""
+    """A grid of trainings, each of which has one process (``mode: single``) unless the config has another mode."""
 
     threshold: dict[str, float]
     """Model -> the loss to which the seconds are measured."""
@@ -270,6 +273,9 @@ class TrainingGrid(Keys, frozen=True, kw_only=True):
     seq_len: NonEmptyList
     base: Settings = {}
     seeds: Seeds = (0,)
+
+    def __post_init__(self) -> None:
+        check_seeds("seeds", self.seeds)
 
 
 class ComparisonsConfig(AnyConfig, frozen=True, kw_only=True):
@@ -284,6 +290,7 @@ class ComparisonsConfig(AnyConfig, frozen=True, kw_only=True):
     grid: TrainingGrid | None = None
 
     def __post_init__(self) -> None:
+        check_seeds("seeds", self.seeds)
         if not self.comparisons and self.grid is None:
             raise ValueError(f"it names neither comparisons nor a grid; see {CONFIGS}")
         if self.grid is not None and set(self.grid.threshold) != set(self.models):
@@ -305,6 +312,11 @@ class Rung(Keys, frozen=True, kw_only=True):
     """The kind of device that the step is for; None: both."""
     devices: int = 1
     """How many devices the step needs: GPUs, or cores where there is no GPU. With fewer the rung is left out."""
+
+
+def slug_of(name: str) -> str:
+    """The name of a rung in the name of a folder."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower())
 
 
 class LadderTask(Keys, frozen=True, kw_only=True):
@@ -334,9 +346,9 @@ class LadderKeys(Keys, frozen=True, kw_only=True):
     turns: Annotated[int, Meta(ge=2)]
     """How many times each rung is measured. Each time the arm with the rung and the arm without it are trained once."""
     samples: PositiveInt
-    """How many texts the trainings of the climb have; each goes through them once. With ``sampling: group_by_length``,
-    `asyncsgd.data.order.RUN` batches of about one length follow each other. A multiple of RUN times the largest batch
-    lets trainings with different batch sizes train on the same lengths."""
+    """How many texts the trainings of the climb have. After its warm-up each training goes through them once. With
+    ``sampling: group_by_length``, `asyncsgd.data.order.RUN` batches of about one length follow each other. A multiple
+    of RUN times the largest batch lets trainings with different batch sizes train on the same lengths."""
     warmup: PositiveInt
     """Samples that a training of the climb begins with, beside `samples`. Its speed is measured after them."""
     eval_samples: PositiveInt
@@ -346,6 +358,10 @@ class LadderKeys(Keys, frozen=True, kw_only=True):
     """Lines of the checklist that are not measured, each with the reason."""
 
     def __post_init__(self) -> None:
+        folders = [slug_of(rung.name) for rung in self.rungs]
+        for rung, folder in zip(self.rungs, folders, strict=True):
+            if folders.count(folder) > 1:
+                raise ValueError(f"rungs: {rung.name!r} and another one would have one folder, {folder}; rename one")
         boxes = {rung.box for rung in self.rungs}
         for box in self.leave_out:
             if box not in boxes:
@@ -360,6 +376,9 @@ class LadderConfig(AnyConfig, frozen=True, kw_only=True):
     seeds: Seeds
     """The seeds of the proof."""
     ladder: LadderKeys
+
+    def __post_init__(self) -> None:
+        check_seeds("seeds", self.seeds)
 
 
 _OF_YAML = {
@@ -436,9 +455,12 @@ def settings_of(given: GivenSettings, where: str, task: str, refused: tuple[str,
 
 def grid_of(given: object, where: str, task: str) -> dict[str, list[Any]]:
     """The values that tuning tries, by setting."""
-    grid = settings_of(typed(given, Grid, where), where, task)
+    grid = settings_of(typed(given, Grid, where), where, task, ("seed",))
     for key in NOT_TUNED & grid.keys():
-        raise UsageError(f"{where}: {key} is not tuned, it is what is compared; write it in conditions or base")
+        raise UsageError(
+            f"{where}: {key} is not tuned, since it changes what is compared or what it may cost; give it one value, "
+            f"outside of tuning"
+        )
     return grid
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 import operator
 import re
 from collections.abc import Iterable, Mapping
@@ -30,6 +31,9 @@ NUM_PILOTS = 3
 """Runs of the reference that fix the target, unless the user says on which seeds."""
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.]*"
 """The pattern of an arm's name, which becomes part of the name of a folder."""
+OF_THE_STUDY = ("rule", "runtime", "seed", "folder", "resume")
+OF_ONE_RUN = ("quiet", "report", "callbacks", "hosts")
+"""Arguments of `train` that no config can have."""
 EXAMPLE = 'arms={"sync": asyncsgd.Synchronous(), "async": asyncsgd.Asynchronous()}'
 
 
@@ -71,9 +75,11 @@ def config_of(
         "algorithms": algorithms,
         "seeds": test_seeds,
     }
+    pilot_seeds = [] if pilots is None else _seeds_of(pilots, "pilots")
     last = max(test_seeds)
     if tune is not None or any("tune" in settings for settings in algorithms.values()):
-        tuned_on = [last + 1] if tuning_seeds is None else _seeds_of(tuning_seeds, "tuning_seeds")
+        free = next(seed for seed in itertools.count(last + 1) if seed not in pilot_seeds)
+        tuned_on = [free] if tuning_seeds is None else _seeds_of(tuning_seeds, "tuning_seeds")
         last = max(last, *tuned_on)
         config["tuning"] = {"seeds": tuned_on} if tune is None else {"grid": _grid_of(tune), "seeds": tuned_on}
     elif tuning_seeds is not None:
@@ -85,7 +91,7 @@ def config_of(
     config["analysis"] = {"reference": str(first_arm), **registered}
     endpoint = primary.get("endpoint", "time_to_target")
     if pilots is not None:
-        config["pilots"] = _seeds_of(pilots, "pilots")
+        config["pilots"] = pilot_seeds
     elif endpoint == "time_to_target" and "target_loss" not in registered:
         config["pilots"] = [last + number for number in range(1, 1 + NUM_PILOTS)]
     return config
@@ -193,9 +199,15 @@ def _settings_of(where: str, given: Mapping[str, Any]) -> Settings:
     """Arguments of `train` as settings, without its rule and its runtime; what is None is left out."""
     settings: Settings = {}
     for name, value in given.items():
-        if name in ("rule", "runtime", "seed", "folder"):
+        if name in OF_THE_STUDY:
             raise UsageError(f"{where}: {name} is an argument of the study or of an arm; take it out")
-        if name == "tune":
+        if name in OF_ONE_RUN:
+            raise UsageError(f"{where}: {name} is for a single run of asyncsgd.train; take it out")
+        if value is None:
+            continue
+        if name == "cache":
+            settings["cache_dir"] = _plain(value, f"{where}: {name}")
+        elif name == "tune":
             settings[name] = _grid_of(value)
         elif name == "optimizer":
             if type(value) not in (SGD, AdamW):
@@ -204,7 +216,7 @@ def _settings_of(where: str, given: Mapping[str, Any]) -> Settings:
                     f"asyncsgd.AdamW()"
                 )
             settings |= steps_of(value)
-        elif value is not None:
+        else:
             settings[name] = _plain(value, f"{where}: {name}")
     return settings
 
@@ -215,8 +227,8 @@ def _plain(value: Any, where: str) -> Any:
         return {str(key): _plain(one, f"{where}: {key}") for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(one, where) for one in value]
-    if hasattr(value, "item"):  # a number of numpy or torch
-        return value.item()
+    if hasattr(value, "tolist"):  # of numpy or torch
+        return _plain(value.tolist(), where)
     if value is None or isinstance(value, str | int | float | Path | enum.Enum):
         return kinds.plain(value)
     raise UsageError(f"{where} must be a number or text, since a config cannot hold {value!r}")

@@ -51,7 +51,7 @@ def study(
     """Compare ways to train `task`: tune every arm alike, register the question, test on fresh seeds, judge.
 
     1. Tuning: every trial of every arm is run on the tuning seeds. An arm takes the trial with the lowest mean of the
-       final evaluation losses.
+       final evaluation losses, or of a labelled task with the best mean score.
     2. Pilots: the reference as it was tuned is run on seeds of their own. The target loss lies 95 % of the
        way from the median of their first losses to the median of their lowest ones. The training seconds of every test
        run are the median of the pilots' seconds.
@@ -79,7 +79,7 @@ def study(
         base: further arguments of `train`, for all runs, e.g. ``{"optimizer": asyncsgd.SGD(0.9)}``.
         tune: values to try by name, which are crossed, e.g. ``{"learning_rate": [1e-3, 1e-2]}``. An arm with values of
             its own has a key ``tune`` in its dict; all arms need as many. None: nothing is tuned.
-        tuning_seeds: seeds of the tuning runs; None: the seed after the largest of `seeds`.
+        tuning_seeds: seeds of the tuning runs; None: the first after the largest of `seeds` that is no pilot.
         pilots: seeds of the pilots; None: the three seeds after all these, if the endpoint is time_to_target and
             `question` has no target_loss. Empty: the tuning runs of the reference fix the target.
         question: the endpoint: ``time_to_target``, ``loss_at_equal_samples`` or ``loss_at_equal_seconds``. Or a dict of
@@ -96,7 +96,7 @@ def study(
 
     Raises:
         UsageError: for what cannot be planned or written down; the message says what to type.
-        RunError: where no run of a stage has a result on which the next one could rest.
+        RunError: where a run has no result, and the next stage rests on it.
         KeyboardInterrupt: after Ctrl-C, when the current run has saved what it has. `resume` goes on from there.
     """
     refuse_ranks()

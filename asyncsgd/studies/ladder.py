@@ -22,14 +22,13 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from asyncsgd.errors import UsageError
 from asyncsgd.studies.arms import Arm, Loop, converted, filled
-from asyncsgd.studies.config import LadderConfig, Rung, settings_of
+from asyncsgd.studies.config import LadderConfig, Rung, settings_of, slug_of
 from asyncsgd.studies.runs import PlannedRun, Stage, shuffled
 
 PAYS = "pays"
@@ -85,11 +84,6 @@ class Climb(NamedTuple):
     proof: list[tuple[list[Rung], Arm]]
     """The arms of the proof with their rungs: the naive loop, and every stack, the safest first. It is empty while
     trainings of rungs have not ended."""
-
-
-def slug_of(name: str) -> str:
-    """The name of a rung in the name of a folder."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower())
 
 
 def reason_not_to(rung: Rung, config: LadderConfig, devices: Devices) -> str:

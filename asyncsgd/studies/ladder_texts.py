@@ -1,6 +1,7 @@
 """The texts of a speed ladder, what is known of them, and the machine that it is climbed on.
 
-The naive loop and the library train on whole texts, so texts that the naive loop would cut are left out.
+The naive loop and the library train on whole texts, so texts that the naive loop may cut are left out, as far as their
+number of characters tells.
 """
 
 from __future__ import annotations

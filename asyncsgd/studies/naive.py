@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from asyncsgd.backends.launch import World
-from asyncsgd.core.limits import Interrupted, Result
+from asyncsgd.core.limits import Interrupted, Result, diverged
 from asyncsgd.records.events import APPLIED, DONE, INTERRUPTED, Event
 from asyncsgd.run.execute import Live
 from asyncsgd.studies.naive_loop import naive_loop
@@ -19,7 +20,7 @@ DEFAULT_THREADS = torch.get_num_threads()
 
 
 def train_naively(live: Live, torchrun_world: World | None) -> Result:
-    """Train as the naive loop does, with the batches, the learning rate, the samples and the seed of the run.
+    """Train as the naive loop does, with the batch size, the learning rate, the samples and the seed of the run.
 
     Args:
         live: a run of text classification or of masked words.
@@ -72,6 +73,8 @@ def train_naively(live: Live, torchrun_world: World | None) -> Result:
         )
         if live.stop_requested.begin_step():
             raise Interrupted
+        if not math.isfinite(loss):
+            raise FloatingPointError(f"the training loss is {loss} after {total} samples")
 
     live.stop_requested.begin_step()  # the longest step decides how long a run may go on after a signal
     torch.set_num_threads(DEFAULT_THREADS)
@@ -92,5 +95,7 @@ def train_naively(live: Live, torchrun_world: World | None) -> Result:
         )
     except Interrupted:
         return Result(INTERRUPTED, "interrupted by the user")
+    except FloatingPointError as error:
+        return diverged(str(error))
     evaluate()
     return Result(DONE)

@@ -186,7 +186,8 @@ def _known(part: GivenSettings, above: Sequence[str]) -> list[str]:
 
 
 def _of_a_config(config: GivenSettings) -> list[str]:
-    """The keys that a config of this kind may have, without ``quick``: that block was laid over it, or does nothing."""
+    """The keys that ``--set`` may name in a config of this kind: all but ``quick``, whose block is laid over the rest
+    before, or not at all."""
     kind: type[msgspec.Struct] = Config
     if "models" in config:
         kind = ComparisonsConfig

@@ -83,7 +83,7 @@ class Pilots(NamedTuple):
             curves = [_losses_in(folder) for folder in self.folders_of(arm)]
             finite = [curve for curve in curves if curve]
             if not finite:
-                raise RunError(f"every pilot run of {arm.name} diverged, so there is no target; lower learning rates")
+                raise RunError(f"every run of {arm.name} that would fix the target diverged; lower its learning rates")
             num_diverged += len(curves) - len(finite)
             first = statistics.median(curve[0] for curve in finite)
             best = statistics.median(map(min, finite))

@@ -1,7 +1,7 @@
 """From a study's config to the list of its runs: what is compared, under which conditions, with which seeds, tuned how.
 
-Pure: nothing is run, read or drawn here but the order of the runs, which is a function of the config. A config looks
-like this (``asyncsgd/configs/`` has more):
+Nothing is run here, no data are read, and nothing is drawn but the order of the runs, which is a function of the
+config. A config looks like this (``asyncsgd/configs/`` has more):
 
     name: quick
     base_model: {model: tiny, samples: 1600}        # pretrained first, once: where every run starts
@@ -372,7 +372,12 @@ def sha256_of(config: GivenSettings) -> str:
     with those that its run has recorded.
     """
     planned = {key: value for key, value in config.items() if key not in NOT_PLANNED}
-    text = json.dumps(planned, sort_keys=True)
+    try:
+        text = json.dumps(planned, sort_keys=True)
+    except TypeError as error:
+        raise UsageError(
+            f"the config has a date, or a key such as off, that is no text: {error}; put it in quotes"
+        ) from error
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -114,7 +114,8 @@ class PlannedJob:
 
     @property
     def experiment(self) -> str:
-        """The name of what makes the run, for its config.json and for trackers."""
+        """The name of what makes the run, for its summary and for trackers. Of masked words it is that of the script
+        which has always made such runs."""
         if self.loop == "naive":
             return "naive_loop"
         return "stilt_mlm" if self.task == "masked_lm" else class_named(self.task).name

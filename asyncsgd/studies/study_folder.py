@@ -199,8 +199,8 @@ class StudyFolder:
         """The setting `model` of a run that starts from a model of the study, or from where the study starts. It is
         empty for a run whose own settings name its model.
 
-        A run is named by its folder, so that it is recorded as the parent. The base model is named by the ``model`` in
-        its folder and recorded as a saved model.
+        A parent is named by its folder, so that it is recorded as the parent. The base model is named by the ``model``
+        in its folder and recorded as a saved model, as if it had been made elsewhere.
 
         None: the run that it starts from has left no model.
         """
@@ -228,7 +228,7 @@ class StudyFolder:
 
         The chosen trial has the lowest mean of the final evaluation losses over the tuning seeds, or in a labelled task
         the best mean of its score. A diverged one, and a model that leaves the score undefined, counts as the worst. Of
-        equal ones the first wins.
+        equal ones the first wins. The budgets that follow are found too.
         """
         self.tried = {arm.name: [] for arm in self.plan.arms}
         for target in self.plan.tuning_targets:
@@ -287,9 +287,7 @@ class StudyFolder:
         self._targets = targets.losses
         self._find_budgets()
         if unknown := sorted(set(plan.timed_by.values()) - set(self.budget_seconds)):
-            raise RunError(
-                f"every pilot run of {unknown[0]} diverged, so there are no seconds; lower its learning rates"
-            )
+            raise RunError(f"every run of {unknown[0]} that would fix the seconds diverged; lower its learning rates")
         digest = self._write_once(self._registration(analysis, targets))
         self._analysis_sha256 = digest
         self.write_plan()
