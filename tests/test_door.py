@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from commands import Command, until
 from doors import ROOT, Finished, asyncsgd, cli
@@ -69,6 +70,16 @@ def test_a_run_has_the_same_name_settings_and_bits_and_records_what_was_typed(fl
     assert settings_and_comment(door)[0] == settings_and_comment(script)[0]
     assert door.summary["parameters_sha256"] == script.summary["parameters_sha256"]
     assert cli(f"asyncsgd compare {door.path.parent} --format csv").code == 0
+
+
+@pytest.mark.parametrize("line", ["train tasks:Plane --samples 8", "simulate --samples 8"])
+def test_a_run_records_a_command_that_a_shell_reads_as_it_was_typed(line, folder):
+    words = ["asyncsgd", *line.split(), "--runs-dir", "my runs"]
+    ended = cli(words)
+    assert ended.code == 0, ended.err
+    (path,) = Path("my runs").iterdir()
+    _, comment = settings_and_comment(Finished(path))
+    assert shlex.split(comment.removeprefix("# ")) == words
 
 
 def commands_of(ended, script, door):
@@ -148,6 +159,11 @@ def test_a_task_is_checked_from_the_command_line(folder):
     assert refused.out == ""
     assert "write `with asyncsgd.seeded(seed):`" in refused.err
     assert "unknown flag --mode" in cli("asyncsgd check tasks:Plane --mode sync").err
+    gpu = cli("asyncsgd check tasks:Plane --device gpu")
+    assert gpu.code == 2
+    assert "--device must be one of auto, cpu, cuda, got 'gpu'" in gpu.err
+    if not torch.cuda.is_available():
+        assert "torch sees no GPU here" in cli("asyncsgd check tasks:Plane --device cuda").err
     assert list(folder.glob("runs")) == []
 
 

@@ -9,6 +9,7 @@ from asyncsgd.core.signals import StopRequest
 from asyncsgd.scripts.base import Typed
 from asyncsgd.scripts.task import class_named
 from asyncsgd.settings.flags import Flags
+from asyncsgd.settings.groups import Device
 from asyncsgd.settings.specs import group, setting
 
 if TYPE_CHECKING:  # it imports torch
@@ -20,7 +21,7 @@ class DryRun:
     """How a task is checked."""
 
     seed: int = setting(0, "of the model, the data and dropout", at_least=0)
-    device: str = setting("cpu", "where the gradients are computed, as torch calls it")
+    device: Device = setting("cpu", "where the gradients are computed")  # noqa: RUF009
     processes: bool = setting(True, "whether it must work in worker processes too; type --processes false if not")
     cache_dir: str | None = setting(None, "folder for prepared data", unset="the user's cache folder")
 
@@ -44,12 +45,13 @@ def run(argv: list[str], stop: StopRequest, typed: Typed) -> int:
     settings.task.check_names()
 
     from asyncsgd.run.dry_run import check
-    from asyncsgd.run.run import cache_folder
+    from asyncsgd.run.run import cache_folder, resolve_device
 
     asked: DryRun = settings.dry_run
+    device = resolve_device(asked.device)
     task = settings.task.prepare(asked.seed, cache_folder(asked.cache_dir))
     stop.check()
-    print(described(check(task, seed=asked.seed, device=asked.device, processes=asked.processes)))
+    print(described(check(task, seed=asked.seed, device=device, processes=asked.processes)))
     print(f"no mistake was found in {name}\nnext   {typed.door} train {name}")
     return 0
 

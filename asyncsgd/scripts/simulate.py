@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import shlex
 import sys
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def run(argv: list[str], stop: StopRequest, typed: Typed) -> int:
     name = f"simulate-{rule.name}-w{settings.workers}-s{settings.seed}-{digest}"
     try:
         folder = RunFolder(free_folder(runs_dir, name), task="simulate")
-        command = f"{typed.line} {' '.join(argv)}"
+        command = f"{typed.line} {shlex.join(argv)}"
         write_text(folder.path / "settings.yaml", text_of_simulation(settings, command))
         environment = describe_environment(1, settings.workers) | {"oversubscription": None}
         folder.write_environment(environment | {"device": "cpu"} | hardware("cpu"))

@@ -34,7 +34,7 @@ class TaskScript:
     kind: type[Task]
     """A frozen dataclass."""
     name: str
-    """Of its runs."""
+    """What its runs call the experiment."""
     description: str = ""
     """Empty: the first line of the task's docstring."""
     examples: str = ""
@@ -110,7 +110,7 @@ class TaskScript:
         from asyncsgd.run.choose_folder import open_run_folder
         from asyncsgd.run.lifecycle import lead
 
-        folder = open_run_folder(asked, f"{typed.line} {' '.join(argv)}")
+        folder = open_run_folder(asked, f"{typed.line} {shlex.join(argv)}")
         print(f"run    {folder.path}", flush=True)
         tracking = Tracking(names_in(settings.output.track), Identity.of(folder.path))
         exit_code = lead(asked, launch, folder, context, stop, tracking)
