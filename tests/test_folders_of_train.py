@@ -1,5 +1,8 @@
 """Every command on a run works on a folder that `asyncsgd.train` wrote, also where the task is one's own."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 import stopped_runs
 import torch
@@ -87,6 +90,35 @@ def test_a_run_of_processes_is_predicted_on_the_virtual_clock(tmp_path):
         losses.append({record["total_samples"]: record["loss"] for record in run.records("evaluate")})
     for samples in (40, 80, 120, 160):
         assert row(f"loss at {samples} samples", losses[0][samples], losses[1][samples]) in lines
+
+
+def fails(task, sums):
+    raise ZeroDivisionError("no score")
+
+
+def test_a_run_that_goes_on_to_its_end_without_a_score_ends_as_one_that_was_begun(tmp_path, monkeypatch):
+    train(tmp_path / "run", samples=80, checkpoint_every=40, evaluate_every=40, evaluations=8)
+    monkeypatch.setattr(Plane, "metrics", fails)
+    done = cli(["asyncsgd", "resume", tmp_path / "run", "--samples", "160", *OWN])
+    assert Finished(tmp_path / "run").summary["status"] == "DONE"
+    assert done.code == 1
+
+
+def test_an_export_that_fails_leaves_nothing_and_a_version_before_the_first_is_refused(tmp_path, monkeypatch):
+    train(tmp_path / "run", samples=16)
+
+    def full(source, target, **given):
+        Path(target, "half").touch()
+        raise shutil.Error([(source, target, "No space left on device")])
+
+    monkeypatch.setattr(shutil, "copytree", full)
+    ended = cli(["asyncsgd", "export", tmp_path / "run", "--out", tmp_path / "out"])
+    assert ended.code == 2
+    assert ended.err.startswith(f"error: {tmp_path / 'out'} cannot be written: ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+    ended = cli(["asyncsgd", "replay", tmp_path / "run", "--to", "-1", *OWN])
+    assert (ended.code, ended.out) == (2, "")
+    assert "--to must be at least 0" in ended.err
 
 
 @pytest.mark.parametrize("command", [["resume"], ["replay", "--to", "3"], ["export", "--checkpoint", "000000000040"]])

@@ -1,5 +1,6 @@
 """What a tired researcher types: exit code 2, one line that names the flag and the value, and nothing left behind."""
 
+import dataclasses
 import json
 import os
 import pickle
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from doors import ROOT, Infinite, Leave, Processes, Slow, Virtual, asyncsgd, cli
+from doors import ROOT, Infinite, Leave, Processes, Slow, Task, Virtual, asyncsgd, cli
 from gallery import sentences
 from refusals import assert_words, refused
 from tasks import Plane
@@ -58,6 +59,18 @@ def refused_line(line, folder):
     assert new == set()
     assert {path: after.get(path) for path in before} == before
     return said
+
+
+@dataclasses.dataclass(frozen=True)
+class OfOneSize(Task):
+    """Its batch size is no field, as in a task that is typed in a hurry."""
+
+    name = "of_one_size"
+    batch_size = 8
+    model = Plane.model
+    data = Plane.data
+    outputs = Plane.outputs
+    loss = Plane.loss
 
 
 MASKED = "stilt_mlm.py --run-dir run --cache-dir cache "
@@ -114,6 +127,7 @@ SMALL = f"{MASKED}--data text.txt --mode single --seq-len 32 --vocab-size 512 --
         (f"{MASKED}--clock virtual --network bytes=six", "--network"),
         # tasks
         ("train.py causal", "'causal' 'causal_lm'"),
+        ("train.py test_refusals:OfOneSize --find-batch-size --cache-dir cache", "batch_size: int = 32"),
         ("train.py json:JSONDecoder", "json:JSONDecoder dataclass asyncsgd.Task"),
         (f"{CAUSAL}--data nowhere", "'nowhere' --data"),
         (f"{CAUSAL}--eval-data nowhere", "'nowhere' --eval-data"),

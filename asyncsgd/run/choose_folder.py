@@ -167,8 +167,8 @@ def _open_again(path: Path, run: Run, comment: str) -> RunFolder:
         comment: for the head of these settings.
 
     Raises:
-        UsageError: if anything but a larger number of samples or of micro-batches differs, if the run is DONE, or has
-            no checkpoint, or if its folder cannot be written.
+        UsageError: if anything but a larger number of samples, epochs or micro-batches differs, if the run is DONE, or
+            has no checkpoint, or if its folder cannot be written.
     """
     from asyncsgd.core.checkpoints import find  # imports torch, which is slow
     from asyncsgd.run.written import text_of
@@ -187,8 +187,8 @@ def _open_again(path: Path, run: Run, comment: str) -> RunFolder:
         grow = ("samples", "epochs", "micro_batches")
         if not all(key in grow and was is not None and wanted > was for key, was, wanted in different):
             raise UsageError(
-                f"{path} cannot go on with other settings ({listed(different)}); drop them, only --samples, --epochs "
-                f"and --micro-batches may grow"
+                f"{path} cannot go on with other settings ({listed(different)}); drop them. Only what the run has of "
+                f"--samples, --epochs and --micro-batches may grow"
             )
         longer = any(key != "micro_batches" for key, _, _ in different)
         if read_summary(path).get("status") == DONE and not longer:
@@ -242,7 +242,7 @@ def listed(different: Sequence[tuple[str, Any, Any]]) -> str:
 
 
 def has_trained(path: Path) -> bool:
-    """Whether a run has used a gradient: its records say so, or, of fine-tuning, its summary."""
+    """Whether a run has used a gradient: its records say so, or its summary."""
     if read_summary(path).get("num_updates"):
         return True
     try:

@@ -36,7 +36,10 @@ def check(what: Task | Rule, *, seed: int = 0, device: str = "cpu", processes: b
         UsageError: for the first mistake. It names the parameter, module, method or field, and says what to change.
     """
     if isinstance(what, Rule):
-        return _check_rule(what, seed)
+        try:
+            return _check_rule(what, seed)
+        except RuntimeError as error:  # what the server says of a rule that starts or abandons nothing
+            raise UsageError(f"{error}") from error
     return check_task(what, seed=seed, device=device, processes=processes)
 
 

@@ -24,7 +24,7 @@ from asyncsgd.worker.profile import leave_memory_for
 LOOKED_AT = 10_000
 """Samples among which the largest batch is looked for."""
 STEPS = 16
-"""The result is exact to this part of it; a smaller step would take more tries."""
+"""The result is exact to 1 / `STEPS` of it; smaller steps would take more tries."""
 LARGEST = 65_536
 """The largest batch that is tried."""
 KILLED = -9
@@ -42,6 +42,8 @@ def find_batch_size(run: Run, context: ForkServerContext, tell: Callable[[str], 
     Raises:
         RunError: if not even one sample fits.
     """
+    if "batch_size" not in {field.name for field in dataclasses.fields(run.task)}:  # type: ignore[arg-type]
+        raise UsageError(f"the batch size of {run.task.name} is no field; declare it: batch_size: int = 32")
     if run.machine.auto_batch:
         raise UsageError("--auto-batch makes every batch fit, so --find-batch-size would find nothing; drop one")
     run = run.prepared()

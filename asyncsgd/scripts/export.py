@@ -47,7 +47,15 @@ def run(argv: list[str], prog: str) -> int:
     finished = summary.get("status") == DONE
     saved = folder / (BEST_MODEL if given.best else LAST_MODEL)
     if finished and saved.is_dir():
-        shutil.copytree(saved, out)
+        from asyncsgd.tasks.models import save_whole  # imports torch, which is slow
+
+        def copy(new: Path) -> None:
+            shutil.copytree(saved, new, dirs_exist_ok=True)
+
+        try:
+            save_whole(copy, out)
+        except OSError as error:
+            raise UsageError(f"{out} cannot be written: {error}") from error
         which = "best model" if given.best else "model at the end"
         num_samples = (summary["best"] if given.best else summary)["num_samples"]
         print(f"saved  the {which} of the run, after {num_samples} samples, in {out}")

@@ -129,8 +129,14 @@ def _at(points: Curve, x: float) -> float | None:
 
 
 def _first(points: Curve, loss: float) -> float | None:
-    """Where the curve first comes down to `loss`, on straight lines between evaluations."""
+    """Where the curve first comes down to `loss`, on straight lines between evaluations.
+
+    >>> _first([(0, 4.0), (10, 2.0)], 3.0), _first([(0, 2.0), (10, 2.5), (20, 3.0)], 3.0)
+    (5.0, 0)
+    """
     for (x0, y0), (x1, y1) in itertools.pairwise(points):
+        if y0 <= loss:
+            return x0
         if y1 <= loss:
-            return x1 if y0 == y1 else x0 + (x1 - x0) * max(0.0, (y0 - loss) / (y0 - y1))
+            return x0 + (x1 - x0) * (y0 - loss) / (y0 - y1)
     return None

@@ -35,6 +35,8 @@ def run(argv: list[str], prog: str) -> int:
     parser.add_argument("--out", type=Path, help="folder for the model of --to (default RUN/model-at-VERSION)")
     parser.add_argument("--cache-dir", help="folder of prepared data, if the run had another than the default")
     given = parser.parse_args(argv)
+    if given.to is not None and given.to < 0:
+        raise UsageError(f"--to must be at least 0, the version before the first update, got {given.to}")
     folder = find_run(given.run)
     summary = summary_to_replay(folder)
     print(f"run        {folder}", flush=True)  # what follows may take as long as the run took

@@ -40,4 +40,6 @@ def run(argv: list[str], prog: str) -> int:
     ended = start(run, folder, resume=True)
     if ended.status != DONE:
         print(f"{ended.status}: {ended.summary.get('message')}", file=sys.stderr)
+    elif ended.summary.get("score_error") is not None:
+        return 1
     return {DONE: 0, INTERRUPTED: 130}.get(ended.status, 1)

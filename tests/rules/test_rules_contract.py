@@ -84,6 +84,21 @@ def test_a_dry_run_names_the_field_of_a_rules_state_that_would_not_come_back():
             asyncsgd.check(Keeping(make))
 
 
+@dataclasses.dataclass(frozen=True)
+class Forgetful(Asynchronous):
+    """It starts no worker again."""
+
+    name = "forgetful"
+
+    def arrive(self, state, arrival, view):
+        return asyncsgd.Reply(uses=(arrival.dispatch,))
+
+
+def test_a_dry_run_refuses_a_rule_that_leaves_nobody_at_work():
+    with pytest.raises(UsageError, match="rule forgetful left nobody in flight"):
+        asyncsgd.check(Forgetful())
+
+
 def plain_loop(build, weight_decay, learning_rate, steps):
     """torch's own optimizer on a weight and a bias, one gradient after the other."""
     start = torch.from_numpy(initial()).float()
