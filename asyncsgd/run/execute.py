@@ -103,7 +103,7 @@ class Live:
         return self.run.runtime.num_workers
 
     def worker(self, flat: FlatModel) -> Worker:
-        """Make worker 0, which computes in this process, on `flat`; `as_sent_to` only chooses its device."""
+        """Make worker 0, which computes in this process, on `flat`; `as_sent_to` chooses its device."""
         return self.run.as_sent_to(0).worker(flat, self.profile, tells_compile_seconds=not self.record.quiet)
 
     @property

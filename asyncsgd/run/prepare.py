@@ -72,7 +72,8 @@ def prepare(asked: Asked, torchrun_world: World | None, hosts: Hosts | None, sto
     """Prepare a run, up to its first step.
 
     The order matters: first everything that may refuse the run, also on other hosts; then the folder is written, the
-    user is told, and the records of a run that is resumed are taken up. So a run that is refused changes no folder.
+    user is told, and the records of a run that is resumed are taken up. So a run that is refused changes nothing in its
+    folder but console.log.
 
     Args:
         torchrun_world: where the ranks that torchrun made meet; None if this process starts all others.

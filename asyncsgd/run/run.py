@@ -55,7 +55,7 @@ class Run:
     """The optimizer asked for: the server's, or that of local steps under rules that have them."""
     budget: groups.Budget
     steps: groups.Steps
-    """Of these the learning rate; `recipe` has the rest."""
+    """Learning rate, warm-up and schedule are read here; `recipe` has the rest."""
     machine: groups.Machine
     output: groups.Output = dataclasses.field(default_factory=groups.Output)
     shape: Shape | None = None
@@ -191,7 +191,7 @@ class Run:
 
     @functools.cached_property
     def limits(self) -> Limits:
-        """The budget in samples; of a prepared task, which alone knows how long an epoch is.
+        """When the run ends and evaluates; of a prepared task, which alone knows how long an epoch is.
 
         Raises:
             UsageError: for epochs of a task that does not say how many samples it has; for an evaluation after the end.

@@ -1,1 +1,1 @@
-"""What the scripts under experiments/ share: how they begin and end, their flags, their experiments."""
+"""The commands of `asyncsgd`, which the scripts under experiments/ are too."""

@@ -1,4 +1,4 @@
-"""How every script begins and ends: signals, one line per error, the exit code. Standard library only."""
+"""How every command begins and ends: signals, one line per error, the exit code. Standard library only."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def another_speaks(environment: Mapping[str, str]) -> bool:
 
 def add_task_flag(parser: argparse.ArgumentParser) -> None:
     """The flag of every command that needs the task of a run; see `asyncsgd.run.recorded` for who is believed."""
-    told = "of the run, where it is none of the library's own: a folder names no code that is run"
+    told = "class of the run's task, if it is none of the library's own: a folder alone never names code to run"
     parser.add_argument("--task", metavar="MODULE:CLASS", help=told)
 
 

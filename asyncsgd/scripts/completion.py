@@ -68,7 +68,7 @@ def completed() -> Mapping[str, Sequence[str]]:
     for command in ("train", "check"):
         words[f'"{command} "'] = list(NAMED)
         for task in NAMED:
-            flags = flags_of(command, task)
+            flags = flags_in_help(command, task)
             if flags:  # the package of another one may be broken
                 of_tasks[task] = flags
                 words[f'"{command} {task} "*'] = flags
@@ -76,11 +76,11 @@ def completed() -> Mapping[str, Sequence[str]]:
         words[f'"{command} "*'] = [flag for flag in of_tasks["masked_lm"] if flag in shared]
     for name in names:
         if name not in ("train", "check", "completion"):
-            words[f'"{name} "*'] = flags_of(name)
+            words[f'"{name} "*'] = flags_in_help(name)
     return {'"study "': [*config_names(), *words['"study "*']], **words}
 
 
-def flags_of(*words: str) -> list[str]:
+def flags_in_help(*words: str) -> list[str]:
     """The flags that the help of a command lists."""
     from asyncsgd.__main__ import main
 
