@@ -44,7 +44,7 @@ class Run:
     """
 
     name: str
-    """Of the script."""
+    """What its records and the name of its folder call the experiment."""
     task: Task
     """Not prepared, but of what `prepared` returns."""
     job: groups.Job

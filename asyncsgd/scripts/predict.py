@@ -2,8 +2,8 @@
 
     python -m asyncsgd predict runs/stilt_mlm-async-w4-s0-3f9a1c
 
-Takes the times of the run's gradients, or, with ``--times-from``, those of another run on the same machine. Simulates
-the same settings with real gradients on the virtual clock. Reports predicted against measured values: updates per
+It takes the times of the run's gradients, or, with ``--times-from``, those of another run on the same machine. With
+them it trains the same settings again on the virtual clock. It reports predicted against measured values: updates per
 second, delays, loss at equal samples, loss at equal seconds, and the seconds to the final loss. Runs of mode sync are
 predicted with the rule synchronous. Exit code 0 whatever the agreement: the figures are the result."""
 
