@@ -84,7 +84,9 @@ def pairs_of(runs: DataFrame, arms: DataFrame, plan: Plan) -> Iterator[Pairs]:
     controls = arms[arms["algorithm"] == plan.registered.control]
     for group, members in arms.groupby("group", sort=False):
         clock = str(members["clock"].iloc[0])
-        for treatment, reference, variant in _comparisons_of_group(members, plan):
+        for treatment, reference, variant in comparisons_of_group(members, plan):
+            if treatment in controls.index:
+                continue
             yield _pairs(tests, others, TwoArms(treatment, reference, f"{group}{variant}", clock), plan)
             size = _samples_per_update(tests[tests["arm"] == treatment])
             for control in controls.index:
@@ -113,7 +115,7 @@ def _tests_and_others(runs: DataFrame) -> tuple[DataFrame, DataFrame]:
     return tests, others[is_unplanned | is_replicate]
 
 
-def _comparisons_of_group(members: DataFrame, plan: Plan) -> Iterator[tuple[str, str, str]]:
+def comparisons_of_group(members: DataFrame, plan: Plan) -> Iterator[tuple[str, str, str]]:
     """The comparisons of a group, each (treatment, reference, variant).
 
     A group may have several references that differ in some settings. A treatment is compared with the one that has the
@@ -123,7 +125,7 @@ def _comparisons_of_group(members: DataFrame, plan: Plan) -> Iterator[tuple[str,
     keys = differing(map(plan.settings_of, references))
     variants = {arm: {key: plan.settings_of(arm).get(key) for key in keys} for arm in members.index}
     for treatment, variant in variants.items():
-        if treatment in references or members.loc[treatment, "algorithm"] == plan.registered.control:
+        if treatment in references:
             continue
         matching = [arm for arm in references if variants[arm] == variant]
         if len(matching) == 1:

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pandas import DataFrame
 
-from analysis.gate import compare_arms, differences_by_design
+from analysis.gate import compare_arms, differences_by_design, settings_that_differ
 from analysis.measure import BY_RANKS, values_of
 from analysis.pairs import (
     caveats_on_lost,
+    comparisons_of_group,
     copies_of_seeds,
     limits_of_unlike,
     note_on_diverged,
@@ -21,7 +22,7 @@ from analysis.pairs import (
     seeds_left_out,
 )
 from analysis.questions import BASELINE, Plan
-from analysis.runs import FROM_SCRATCH, Columns, Note, rows_with
+from analysis.runs import FROM_SCRATCH, Columns, Note, RunRow, each, rows_with
 from asyncsgd.studies.config import words_of_score
 from asyncsgd.tasks.scores import accuracy, macro_f1, matthews
 
@@ -83,33 +84,29 @@ def scores_of(runs: DataFrame, arms: DataFrame, plan: Plan) -> Iterator[Columns]
     means = mean_scores(runs)
     metric, lower = metric_of(tuned)
     for group, members in arms.groupby("group", sort=False):
-        for pair in _asked(members[members.index.isin(means.columns)], BASELINE in means, plan):
+        for treatment, reference, variant in _asked(members[members.index.isin(means.columns)], BASELINE in means, plan):
+            pair = (treatment, reference)
             why, notes = _unlike(runs, pair, plan)
             columns = _columns_of_scores(tuned, means, *pair)
             columns["notes"] += tuple(notes)
-            columns |= {"group": str(group), "endpoint": metric, "unit": words_of_score(metric), "lower": lower}
+            columns |= {"group": f"{group}{variant}", "endpoint": metric, "unit": words_of_score(metric), "lower": lower}
             columns["caveats"] = _lost(runs, pair)
             if why:
                 columns |= {"why_no_test": why, "is_not_comparable": True}
             yield columns
 
 
-def _asked(members: DataFrame, has_baseline: bool, plan: Plan) -> list[tuple[str, str]]:
-    """(treatment, reference) of the comparisons of a group.
+def _asked(members: DataFrame, has_baseline: bool, plan: Plan) -> Iterator[tuple[str, str, str]]:
+    """The comparisons of a group, as `comparisons_of_group` gives them, and those with the base model.
 
-    Each arm is compared with the reference, and the reference with the base model. Without a reference all arms are
-    compared with the base model.
+    The references are compared with the base model. Without a reference all arms are.
     """
-    references = list(members.index[members["algorithm"] == plan.reference])
-    asked = []
-    against_baseline = references[:1]
-    if references:
-        asked = [(arm, references[0]) for arm in members.index if arm != references[0]]
-    else:
-        against_baseline = list(members.index[members["algorithm"] != plan.registered.control])
+    yield from comparisons_of_group(members, plan)
     if has_baseline:
-        asked += [(arm, BASELINE) for arm in against_baseline]
-    return asked
+        references = members.index[members["algorithm"] == plan.reference]
+        others = members.index[members["algorithm"] != plan.registered.control]
+        for arm in references if len(references) else others:
+            yield arm, BASELINE, ""
 
 
 def _unlike(runs: DataFrame, arms: tuple[str, str], plan: Plan) -> tuple[str, list[Note]]:
@@ -120,9 +117,37 @@ def _unlike(runs: DataFrame, arms: tuple[str, str], plan: Plan) -> tuple[str, li
     theirs = rows_with(usable, arm=reference)
     allowed = differences_by_design(treatment, reference, plan)
     tests = compare_arms(rows_with(ours, stage="test"), rows_with(theirs, stage="test"), allowed)
-    tuned = compare_arms(rows_with(ours, stage="finetune"), rows_with(theirs, stage="finetune"), set(), fine_tuned=True)
+    allowed_in_tuned = _differences_of_fine_tunings(arms, plan)
+    tuned = compare_arms(
+        rows_with(ours, stage="finetune"), rows_with(theirs, stage="finetune"), allowed_in_tuned, fine_tuned=True
+    )
+    for pair in tuned.pairs.values():
+        for key in allowed_in_tuned & {*pair.mentions}:
+            pair.mentions[f"{key} of the fine-tuning"] = pair.mentions.pop(key)
     both = [*tests.pairs.values(), *tuned.pairs.values()]
-    return limits_of_unlike(both, arms, plan)
+    why, notes = limits_of_unlike(both, arms, plan)
+    scored = {scored_by(run) for own in (ours, theirs) for run in each(rows_with(own, stage="finetune"))}
+    if len(scored) > 1:
+        kinds = " and ".join(sorted(scored))
+        why = why or f"the fine-tunings are scored by {kinds}; put those of each into a folder of their own"
+    return why, notes
+
+
+def _differences_of_fine_tunings(arms: tuple[str, str], plan: Plan) -> set[str]:
+    """The settings in which the fine-tunings of two arms may differ: the plan has another value, as tuning may choose
+    for each arm, or the reader names them.
+    """
+    if not plan.settings:  # loose runs, or the plan of an older version
+        return {*plan.arms_differ_in}
+    settings = {run.arm: plan.settings.get(run.folder, {}) for run in plan.runs if run.stage == "finetune"}
+    treatment, reference = arms
+    return settings_that_differ(settings[treatment], settings[reference])
+
+
+def scored_by(run: RunRow) -> str:
+    """The score by which a fine-tuning is judged, and the hash of its data."""
+    metric = next(iter(run.details.get("better") or {}), "score")
+    return f"{metric} on data {run.data[:12]}"
 
 
 def _columns_of_scores(tuned: DataFrame, means: DataFrame, treatment: str, reference: str) -> Columns:

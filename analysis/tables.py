@@ -14,6 +14,7 @@ from pandas import DataFrame, Series
 from analysis.gate import compare_arms, differences_by_design
 from analysis.questions import Plan, groups, labels
 from analysis.runs import Columns, RunRow, each, rows_with
+from analysis.scores import scored_by
 from analysis.stats import Interval, t_interval
 from analysis.trust import at_edge
 
@@ -222,15 +223,19 @@ def tuning(runs: DataFrame, plan: Plan) -> DataFrame:
 
 
 def downstream(runs: DataFrame) -> DataFrame:
-    """Scores after fine-tuning: means over the repetitions of a pretraining seed, then over these seeds."""
+    """Scores after fine-tuning: means over the repetitions of a pretraining seed, then over these seeds.
+
+    Fine-tunings on several tasks or data have a row for each of these.
+    """
     finetuned = rows_with(runs, stage="finetune", usable=True, diverged=False)
     if finetuned.empty:
         return DataFrame(columns=["arm", "score"])
     rows = []
     for run in each(finetuned):
-        row = {"arm": run.arm, "seed": run.seed, "score": run.metric}
+        row = {"arm": run.arm, "scored_by": scored_by(run), "seed": run.seed, "score": run.metric}
         rows.append(row | _scores(run.details))
-    return _over_seeds(rows, ["arm"])
+    table = _over_seeds(rows, ["arm", "scored_by"])
+    return table if table["scored_by"].nunique() > 1 else table.drop(columns="scored_by")
 
 
 def _scores(details: dict[str, Any]) -> dict[str, float]:
