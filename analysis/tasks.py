@@ -101,8 +101,12 @@ def read_task(folder: Path) -> PrimaryCondition:
     why = _unconfirmed(study, rows)
     if why:
         raise UsageError(f"{folder}: nothing of it is confirmed, so it is no task: {why}")
-    first = next(rows.itertuples())  # all rows have one reference and one `gained`
     algorithm = study.arms["algorithm"]
+    compared = algorithm[[*rows["reference"].unique(), *rows["treatment"]]]
+    if compared.duplicated().any():
+        groups = " and ".join(rows["group"].unique())
+        raise UsageError(f"{folder}: it registered several primary conditions ({groups}), and a task has one")
+    first = next(rows.itertuples())  # all rows have one reference and one `gained`
     losses = {algorithm[first.reference]: Series(first.reference_values, first.seeds)}
     for row in rows.itertuples():
         losses[algorithm[row.treatment]] = Series(row.treatment_values, row.seeds)

@@ -7,6 +7,7 @@ import pytest
 from synthetic import SyntheticArm, straight, write_study
 
 from analysis.tasks import main, read_task
+from asyncsgd.errors import UsageError
 
 NAMES = ("performance-profile", "interquartile-mean", "probability-of-improvement")
 
@@ -96,3 +97,19 @@ def test_a_run_that_diverged_made_none_of_the_improvement(tmp_path):
     curves = {arms[0].name: whole, arms[1].name: [*whole[:2], [(0, 0.0, 6.0), (40, 2.0, 9.0), (80, 4.0, None)]]}
     task = read_task(write_study(tmp_path, curves, arms, registration={"num_seeds": 3}))
     assert [*task.scores["async"]] == pytest.approx([2.0 / 1.9, 1.0, 0.0])
+
+
+class OnSpeeds(SyntheticArm):
+    """An arm that is called by its speeds too."""
+
+    @property
+    def name(self):
+        return f"{self.algorithm}-{self.speeds.partition(':')[0]}"
+
+
+def test_a_study_with_two_primary_conditions_is_no_task(tmp_path):
+    arms = [OnSpeeds(name, speeds=speeds) for speeds in ("constant:1", "exponential:1") for name in ("sync", "async")]
+    curves = {arm.name: [straight(6.0, 4.0 + 0.1 * seed, seconds=10.0) for seed in range(3)] for arm in arms}
+    write_study(tmp_path, curves, arms, registration={"num_seeds": 3, "targets": {}})
+    with pytest.raises(UsageError, match=r"registered several primary conditions \(.*constant:1 and .*exponential:1"):
+        read_task(tmp_path)
