@@ -208,6 +208,7 @@ def with_arms(runs: DataFrame) -> DataFrame:
     is_readable = loose["status"] != UNREADABLE
     has_tasks = loose.loc[is_readable, "task"].nunique() > 1
     has_batches = loose.loc[is_readable, "batch_size"].nunique() > 1
+    has_speeds = loose.loc[is_readable & (loose["clock"] == "virtual"), "speeds"].nunique() > 1
     names = {}
     for _, alike in loose.groupby(LOOSE_ARM_COLUMNS, dropna=False):
         readable = alike[alike["status"] != UNREADABLE]
@@ -223,6 +224,8 @@ def with_arms(runs: DataFrame) -> DataFrame:
                 parts.append(f"b{run.batch_size:g}")
             if run.clock == "virtual":
                 parts.append("virtual")
+                if has_speeds:
+                    parts.append(run.speeds or "equal speeds")
             parts += [f"{key} {run.settings.get(key)}" for key in different_settings]
             names[run.run] = "-".join(parts)
     runs.loc[is_loose, "arm"] = Series(names, dtype=object)
