@@ -25,6 +25,10 @@ from analysis.verdict import Headline
 from asyncsgd.errors import UsageError, nearest
 
 
+TOLD_BY_NO_ROW = ("sync guard", "tuning", "rules that acted", "fine-tuned models that learned")
+"""Checks that a headline tells where they fail. What other checks find is told by the rows that it concerns."""
+
+
 class Study:
     """Runs, their curves, and the tests that were asked of them; in a notebook it shows its headline.
 
@@ -89,8 +93,7 @@ class Study:
             with contextlib.suppress(UsageError):
                 first, *others = special.SENTENCES[name](self.folder)
                 return [Headline(first, tuple(others), None)]
-        # every other check that fails is already told by the rows it concerns
-        is_shown = (self.trust["level"] == "bad") & self.trust["title"].isin(("sync guard", "tuning"))
+        is_shown = (self.trust["level"] == "bad") & self.trust["title"].isin(TOLD_BY_NO_ROW)
         failed = [f"{row.title}: {row.value}. {row.detail}" for row in self.trust[is_shown].itertuples()]
         extras = verdict.Extras(self._remarks(), self._warnings(), failed)
         found = verdict.headlines(self.tests, self.arms, self.plan, extras)
@@ -182,6 +185,8 @@ class Study:
         has_several_arms = finished["arm"].nunique() > 1
         if has_several_arms and reference not in names:
             return f"No verdict: there is no {reference} arm to compare {', '.join(names)} with."
+        if has_several_arms and names == [reference]:
+            return f"No verdict: every arm is {reference}; add another algorithm, or see asyncsgd compare {self.folder}."
         for _, algorithms in self.arms.groupby("group")["algorithm"]:
             if algorithms.eq(reference).any() and algorithms.nunique() > 1:
                 return (

@@ -1,5 +1,6 @@
 """Run folders as tables: which run belongs where, and why a run is left out."""
 
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -235,6 +236,23 @@ def test_loose_runs_are_arms_by_their_settings_but_not_by_budget_seed_or_machine
     }
 
 
+def test_loose_runs_under_two_speeds_are_arms_of_their_own_and_are_compared_under_each(tmp_path):
+    for speeds in ("slow:worker=0,factor=3", "exponential:1"):
+        for arm in (SYNC, ASYNC):
+            own = dataclasses.replace(arm, speeds=speeds)
+            for seed in range(6):
+                write_run(tmp_path / f"{arm.algorithm}-{speeds[:4]}-{seed}", own, CURVE, seed=seed)
+    edit_json(tmp_path / "async-expo-5" / "summary.json", speeds="exponential:1.0")  # the same speeds
+    study = asyncsgd.load(tmp_path)
+    sizes = study.runs.groupby("arm")["replicate"].agg(["size", "max"])
+    assert sizes.to_numpy().tolist() == [[6, 0]] * 4
+    rows = study.tests[study.tests["endpoint"] == "loss_at_equal_samples"]
+    assert rows[["treatment", "reference", "n"]].to_numpy().tolist() == [
+        ["async-w4-virtual-exponential:1", "sync-w4-virtual-exponential:1", 6],
+        ["async-w4-virtual-slow:worker=0,factor=3", "sync-w4-virtual-slow:worker=0,factor=3", 6],
+    ]
+
+
 def test_a_second_loose_run_of_a_seed_is_in_no_test(tmp_path):
     for name in ("a", "b"):
         write_run(tmp_path / name, ASYNC, CURVE, seed=3)
@@ -299,3 +317,11 @@ def test_without_registered_conditions_none_are_named_where_the_reference_is_mis
     registered = {"reference": "other", "primary": {"endpoint": "time_to_target"}}
     why = asyncsgd.load(two_arms(tmp_path, **registered)).exploratory
     assert why == "the folder has no other arm"
+
+
+def test_a_folder_of_the_reference_alone_is_told_to_be_one(tmp_path):
+    for rate in (0.1, 0.2):
+        write_run(tmp_path / f"{rate}", SYNC, CURVE, learning_rate=rate)
+    assert asyncsgd.load(tmp_path).verdict == (
+        f"No verdict: every arm is sync; add another algorithm, or see asyncsgd compare {tmp_path}."
+    )

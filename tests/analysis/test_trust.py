@@ -69,6 +69,8 @@ def test_a_rule_that_never_acted_is_asynchronous_sgd(num_workers, altered, value
     change = every(arms[1], rule_acted={"arrivals": 9, "altered": altered})
     study = two_arms(tmp_path, *CURVES, arms=arms, afterwards=change)
     assert trust_of(study, "rules that acted").value == value
+    is_told = any(line.startswith("Rules that acted: not in 1 of 1 arms.") for line in study.headlines[0].details)
+    assert is_told == (value != "all" and num_workers > 1)
 
 
 def test_a_fixed_delay_that_altered_nothing_was_there_by_itself(tmp_path):
