@@ -167,10 +167,14 @@ def _config(folder: Path) -> Any:
         text = (folder / CONFIG).read_text(encoding="utf-8")
         return read_yaml(text, CONFIG)
     except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{folder} is no folder of experiments/language_model.py or parallelism.py ({error}); make one: "
-            f"asyncsgd study language_model --quick"
-        ) from error
+        raise _no_comparisons(folder, str(error)) from error
+
+
+def _no_comparisons(folder: Path, why: str) -> UsageError:
+    return UsageError(
+        f"{folder} is no folder of experiments/language_model.py or parallelism.py ({why}); make one: "
+        f"asyncsgd study language_model --quick"
+    )
 
 
 def read(folder: Path) -> Comparisons:
@@ -180,6 +184,8 @@ def read(folder: Path) -> Comparisons:
         UsageError: if it is no folder of ``experiments/language_model.py``, or holds no finished run.
     """
     config = _config(folder)
+    if not isinstance(config, dict) or "models" not in config:
+        raise _no_comparisons(folder, f"its {CONFIG} has no models")
     all_runs, curves, _ = read_study(folder)
     left_out = []
     for run in all_runs.itertuples():
