@@ -53,9 +53,9 @@ class Way(NamedTuple):
     parameters and the gradient for each gradient of a server."""
     samples_to_target: float
     """Samples until the highest loss at which a run of the reference ended, as a multiple of the reference's; geometric
-    mean over the seeds whose run reached that loss."""
+    mean over the seeds whose run came down to that loss."""
     reached: float
-    """How many seeds' runs reached that loss."""
+    """How many seeds' runs came down to that loss."""
     silent: float
     """F1 of a model that never answers: the share of questions without an answer."""
     loss: Interval
@@ -152,12 +152,14 @@ def _way(runs: DataFrame, reference: DataFrame, measure: Measure) -> dict[str, A
 
 
 def _samples_to_target(runs: DataFrame, reference: DataFrame, measure: Measure) -> Iterator[float]:
-    """For each seed whose run came to the target: the logarithm of its samples over those of the reference."""
+    """For each seed whose run came down to the target: the logarithm of its samples over those of the reference."""
     target = reference["loss"].max() + ROUNDING
     for seed in runs.index.intersection(reference.index):
         own = measure.curve(runs.loc[seed, "run"], "samples")
         other = measure.curve(reference.loc[seed, "run"], "samples")
         own, other = thinned_to_sparsest([own, other])
+        if target >= min(own[1][0], other[1][0]):
+            continue  # one of them began there, so that there are no samples to compare
         samples = reached(own, target)
         if math.isfinite(samples):
             yield math.log(samples / reached(other, target))
