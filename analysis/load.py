@@ -24,7 +24,6 @@ from analysis.stats import Array
 from analysis.verdict import Headline
 from asyncsgd.errors import UsageError, nearest
 
-
 TOLD_BY_NO_ROW = ("sync guard", "tuning", "rules that acted", "fine-tuned models that learned")
 """Checks that a headline tells where they fail. What other checks find is told by the rows that it concerns."""
 
@@ -38,6 +37,8 @@ class Study:
     def __init__(self, folder: Path | str, arms: Sequence[str] = ()) -> None:
         self.folder = Path(folder)
         self.runs, self.curves, plan = read(self.folder)
+        if isinstance(arms, str):
+            raise UsageError(f"arms is a list of settings; write arms=[{arms!r}]")
         if arms and plan.runs:
             raise UsageError(
                 "arms are named for loose runs alone; plan.json says in what the arms of this folder differ, so leave "
@@ -84,7 +85,8 @@ class Study:
 
     @functools.cached_property
     def headlines(self) -> list[Headline]:
-        """What is said first: a headline for each registered comparison, or the one of a special report that judges."""
+        """What is said first: a headline for each registered comparison, without a registration for every comparison,
+        or the one of a special report that judges."""
         name = comparisons.report_of(self.folder)
         if name in comparisons.REPORTS_THAT_JUDGE:
             from analysis import special  # matplotlib takes a second
@@ -186,7 +188,7 @@ class Study:
         if has_several_arms and reference not in names:
             return f"No verdict: there is no {reference} arm to compare {', '.join(names)} with."
         if has_several_arms and names == [reference]:
-            return f"No verdict: every arm is {reference}; add another algorithm, or see asyncsgd compare {self.folder}."
+            return f"No verdict: every arm is {reference}; add another algorithm, or type asyncsgd compare."
         for _, algorithms in self.arms.groupby("group")["algorithm"]:
             if algorithms.eq(reference).any() and algorithms.nunique() > 1:
                 return (

@@ -84,13 +84,14 @@ def scores_of(runs: DataFrame, arms: DataFrame, plan: Plan) -> Iterator[Columns]
     means = mean_scores(runs)
     metric, lower = metric_of(tuned)
     for group, members in arms.groupby("group", sort=False):
-        for treatment, reference, variant in _asked(members[members.index.isin(means.columns)], BASELINE in means, plan):
+        scored = members[members.index.isin(means.columns)]
+        for treatment, reference, variant in _asked(scored, BASELINE in means, plan):
             pair = (treatment, reference)
             why, notes = _unlike(runs, pair, plan)
             columns = _columns_of_scores(tuned, means, *pair)
             columns["notes"] += tuple(notes)
-            columns |= {"group": f"{group}{variant}", "endpoint": metric, "unit": words_of_score(metric), "lower": lower}
-            columns["caveats"] = _lost(runs, pair)
+            columns |= {"endpoint": metric, "unit": words_of_score(metric), "lower": lower}
+            columns |= {"group": f"{group}{variant}", "caveats": _lost(runs, pair)}
             if why:
                 columns |= {"why_no_test": why, "is_not_comparable": True}
             yield columns

@@ -233,6 +233,8 @@ def test_a_misspelled_setting_of_arms_is_refused(folders):
     loose = folders["comparisons", "alike"] / "workers"
     with pytest.raises(UsageError, match="no run here has a setting 'batch_sise'; did you mean 'batch_size'"):
         load(loose, arms=["learning_rate", "batch_sise"])
+    with pytest.raises(UsageError, match=r"write arms=\['learning_rate'\]"):
+        load(loose, arms="learning_rate")
     with pytest.raises(UsageError, match=r"plan\.json says in what the arms of this folder differ"):
         load(folders["study", "alike"], arms=["learning_rate"])
 
