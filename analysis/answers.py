@@ -101,7 +101,7 @@ class QuestionRow(NotShown):
     wins: int = 0  # the treatment is better for certain
     ties: int = 0  # neither is better for certain
     outside: float = math.nan  # the difference is not within the margin
-    diverged: tuple[int, int] = (0, 0)  # the treatment's run alone diverged, the reference's alone did
+    diverged: tuple[int, int] = (0, 0)  # the treatment's run alone diverged or had no score, the reference's alone did
     # of times to a target
     target: float = math.nan  # loss to reach
     budget: float = math.nan  # second up to which times are counted
@@ -209,11 +209,13 @@ def answer_alone(question: QuestionRow, family_size: int) -> QuestionRow:
     if row.endpoint == "time_to_target" and our_high.min() > 0 and not row.why_no_test:
         interval, row.ratio_ends = speedup(row.treatment_ends, row.reference_ends, row.level)
         row.ratio, row.ratio_low, row.ratio_high = interval[:3]
-        # the time of a run that missed the target is only known to be above the budget, which leaves one end open
-        if row.reached[0] < row.n:
-            row.ratio_low = 0.0
-        if row.reached[1] < row.n:
-            row.ratio_high = math.inf
+        # the time of a run that missed the target is only known to be above the budget, which leaves one end open;
+        # so few pairs may have no interval at all
+        if not math.isnan(row.ratio_low):
+            if row.reached[0] < row.n:
+                row.ratio_low = 0.0
+            if row.reached[1] < row.n:
+                row.ratio_high = math.inf
     return row
 
 
@@ -356,8 +358,10 @@ def word_of(row: QuestionRow) -> tuple[str, str]:
         return "undecided", f"{text}; {hopeless}{more}"
     if row.test == "sign flip":
         effect = stats.detectable_effect(n, alpha / row.family_size)
-        power = f"with {n} pairs this test finds a difference of {effect:.2f} SD of the differences in 80 % of studies"
-        text = f"{text}; {power}"
+        # Holm's method may find what no difference of this row alone would be found by: then there is no such size
+        if math.isfinite(effect):
+            power = f"with {n} pairs this test finds a difference of {effect:.2f} SD of the differences"
+            text = f"{text}; {power} in 80 % of studies"
     return "undecided", f"{text}{more}"
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # pandas takes a second to import, which --help and a typing 
     from analysis.page import Addition
     from analysis.questions import Plan
 
-MISSING = "-"
+EMPTY_CELL = "-"
 
 EXAMPLE = """\
 examples:
@@ -156,7 +156,7 @@ def _devices(runs: DataFrame) -> tuple[str, int | None]:
             if number != 1:
                 unit += "s"
             return f"{number} {unit}", number
-    return MISSING, None
+    return EMPTY_CELL, None
 
 
 def _warnings(runs: DataFrame, plan: Plan) -> list[str]:
@@ -231,12 +231,12 @@ def _agreement(rows: Sequence[Row], plan: Plan) -> tuple[DataFrame, list[str]]:
         name = f"{workers} x {batch_size}"
         line = {
             "processes": name,
-            "clock": MISSING,
-            "seconds, async / sync": MISSING,
+            "clock": EMPTY_CELL,
+            "seconds, async / sync": EMPTY_CELL,
             "notes: seconds": f"{notes_ratio[0]:.2f}",
-            "perplexity, async / sync": MISSING,
+            "perplexity, async / sync": EMPTY_CELL,
             "notes: perplexity": f"{notes_ratio[1]:.3f}",
-            "agrees": MISSING,
+            "agrees": EMPTY_CELL,
         }
         is_measured = False
         for ours, other in async_and_sync(rows):
@@ -280,7 +280,7 @@ def _compared(ours: Row, other: Row, notes_ratio: tuple[float, float], plan: Pla
 def _ratio(logs: Series, form: str) -> str:
     """The geometric mean of ratios whose logarithms are given, and their range."""
     if not len(logs):
-        return MISSING
+        return EMPTY_CELL
     mean = f"{math.exp(logs.mean()):{form}}"
     if len(logs) == 1:
         return mean
@@ -290,7 +290,7 @@ def _ratio(logs: Series, form: str) -> str:
 def _agrees(notes_ratio: tuple[float, float], log_seconds: Series, log_perplexity: Series) -> str:
     """In which of the two our mean lies on the same side of 1 as the ratio of the notes."""
     if not (len(log_seconds) and len(log_perplexity)):
-        return MISSING
+        return EMPTY_CELL
     notes_seconds, notes_perplexity = notes_ratio
     seconds_agree = math.log(notes_seconds) * log_seconds.mean() > 0
     perplexity_agrees = math.log(notes_perplexity) * log_perplexity.mean() > 0
@@ -313,7 +313,7 @@ def _cells(rows: Sequence[Row]) -> DataFrame:
         if row not in shown_notes:
             name = {"mode": row.mode, "processes x batch": f"{row.processes} x {row.batch_size}"}
             lines.append(name | _cells_of_notes(row))
-    table = DataFrame(lines).fillna(MISSING)
+    table = DataFrame(lines).fillna(EMPTY_CELL)
     return table if shown else table.drop(columns="settings")
 
 
@@ -325,17 +325,17 @@ def _cells_of(row: Row, shown: set[str]) -> dict[str, str]:
     if row.clock == "virtual" and seconds_of_runs:
         seconds += " virtual"
     settings = [f"{key} {value}" for key, value in row.settings.items() if key in shown]
-    perplexity = MISSING
+    perplexity = EMPTY_CELL
     if losses:
         perplexity = f"{math.exp(statistics.fmean(losses)):.2f}"
-    per_process = MISSING
+    per_process = EMPTY_CELL
     if len(row.share_losses) > 1:
         per_process = f"{math.exp(min(row.share_losses)):.2f} to {math.exp(max(row.share_losses)):.2f}"
     return {
         "mode": row.mode,
-        "settings": ", ".join(settings) or MISSING,
+        "settings": ", ".join(settings) or EMPTY_CELL,
         "devices": row.device,
-        "processes x batch": f"{row.workers or MISSING} x {row.batch_size or MISSING}",
+        "processes x batch": f"{row.workers or EMPTY_CELL} x {row.batch_size or EMPTY_CELL}",
         "perplexity": perplexity,
         "per process": per_process,
         "eval loss (exact)": _mean(losses, ".4f"),
@@ -364,7 +364,7 @@ def _differing(rows: Sequence[Row]) -> set[str]:
 
 def _mean(values: Sequence[float], form: str) -> str:
     if not values:
-        return MISSING
+        return EMPTY_CELL
     mean = format(statistics.fmean(values), form)
     if len(values) == 1:
         return mean

@@ -50,7 +50,7 @@ def ratio(value: float) -> str:
     ('1.42×', '31.4×')
     """
     if math.isnan(value):
-        return tables.MISSING
+        return tables.EMPTY_CELL
     digits = 2 if value < 10 else 1
     return f"{value:.{digits}f}{TIMES}"
 
@@ -61,7 +61,7 @@ def percent(share: float) -> str:
     ('0.51 %', '83 %', '123 %', '-')
     """
     if math.isnan(share):
-        return tables.MISSING
+        return tables.EMPTY_CELL
     if share < 0.995:
         return f"{100 * share:.2g} %"
     return f"{100 * share:.0f} %"
@@ -145,7 +145,7 @@ def validation(ladder: Ladder, machine: Mapping[str, Any]) -> DataFrame:
     final = ladder.final
     sides = (ladder.naive, final.trainings)
     medians = DataFrame([side.median() for side in sides])
-    machine_gib = machine.get("memory_bytes", math.nan) / 2**30
+    machine_gib = machine.get("memory_bytes", math.nan) / 2**30  # of one device: the host, or one GPU
     device = "cores"
     memory = "memory"
     busy = list(medians["busy_cores"] / machine["cores"])
@@ -162,7 +162,7 @@ def validation(ladder: Ladder, machine: Mapping[str, Any]) -> DataFrame:
     asked = f"{written(MAX_EPOCH * predicted)} or less, {ratio(MAX_EPOCH)} the predicted {written(predicted)}"
     change = final.sides.change("loss", 0.9)
     judged = not final.sides.unlike and len(ladder.naive) >= MINIMUM_PAIRS
-    furthest = np.nanmax(np.abs(change[:3])) if judged else math.nan
+    furthest = np.nanmax(np.abs((change.estimate, change.low, change.high))) if judged else math.nan
     losses = [f"{side['loss'].mean():.3f}" for side in sides]
     scores = [f"{side['score'].mean():.3f}" for side in sides]
     loss_asked = f"within ±{given['loss_margin']:g}"
@@ -303,7 +303,7 @@ def publication_table(ladders: Ladders) -> DataFrame:
             measures.append(("GPU busy", *map(percent, medians["busy_gpu"]), ""))
             measures.append(("GPU memory, GiB", *medians["gpu_gib"], ""))
         rows += [(ladder.given["task"], *measure) for measure in measures]
-    return DataFrame(rows, columns=["task", "measure", "before", "after", "before against after"])
+    return DataFrame(rows, columns=["task", "measure", "before", "after", "after against before"])
 
 
 def _has_gpus(medians: DataFrame) -> bool:

@@ -18,7 +18,7 @@ from analysis.scores import scored_by
 from analysis.stats import Interval, t_interval
 from analysis.trust import at_edge
 
-MISSING = "-"
+EMPTY_CELL = "-"
 """A cell without a value."""
 PAPER_COLUMNS = ["arm", "time (s)", "times sooner", "loss", "verdict"]
 """Columns of the table for a paper; names and words may take two lines."""
@@ -71,7 +71,7 @@ def _to_the_target(to_target: DataFrame, arm: str) -> Columns:
     is_treatment = to_target["treatment"] == arm
     is_reference = to_target["reference"] == arm
     of_arm = to_target[is_treatment | is_reference]
-    if of_arm.empty:
+    if of_arm.empty or not of_arm["n"].iloc[0]:
         return {"reached": "", "time": UNKNOWN}
     row = of_arm.iloc[0]
     if row["treatment"] == arm:
@@ -158,7 +158,7 @@ def paper(runs: DataFrame, tests: DataFrame, plan: Plan) -> DataFrame:
     for row in arms(runs, tests, plan).to_dict("records"):
         own = rows_with(tests[tests["reference"].isin(references)], treatment=row["arm"])
         words = [test.word for test in own.itertuples() if endpoint in ("", test.endpoint)]
-        word = next(iter(words), MISSING)
+        word = next(iter(words), EMPTY_CELL)
         if row["arm"] in references:
             word = "reference"
         name = named.get(row["arm"], row["arm"])
@@ -186,7 +186,7 @@ def _short(name: str, is_simulated: bool) -> str:
 def _three_digits(interval: Interval) -> str:
     """The estimate with three significant digits."""
     if math.isnan(interval.estimate):
-        return MISSING
+        return EMPTY_CELL
     return f"{interval.estimate:#.3g}".rstrip(".")
 
 
@@ -195,31 +195,49 @@ def _ratio(tests: DataFrame) -> str:
     timed = rows_with(tests, endpoint="time_to_target")
     known = timed[timed["ratio"].notna()]
     if known.empty:
-        return MISSING
+        return EMPTY_CELL
     first = known.iloc[0]
     shown = f"{first['ratio']:.2f}"
-    if math.isnan(first["ratio_low"]) and math.isnan(first["ratio_high"]):
+    if math.isnan(first["ratio_low"]):
         return shown
     return f"{shown} [{first['ratio_low']:.2f}, {first['ratio_high']:.2f}]"
 
 
 def tuning(runs: DataFrame, plan: Plan) -> DataFrame:
-    """Table 3: the learning rates that were tried, and the one that was chosen.
+    """Table 3: the trials of every arm with the settings that they tried, and the one that was chosen.
 
-    A row is the mean over all trials of an arm with one learning rate, whatever else was tuned.
+    `runs` are those with a result, and `loss` is the mean of those that did not diverge.
     """
     tried = runs[runs["stage"] == "tuning"]
-    by_rate = tried.groupby(["arm", "learning_rate"], sort=False)
-    table = by_rate.agg(loss=("loss", "mean"), runs=("run", "size")).reset_index()
-    chosen = {}
-    edge = set()
-    for name, arm in plan.arms.items():
-        chosen[name] = (arm.chosen or {}).get("learning_rate")
-        if at_edge(arm):
-            edge.add(name)
-    table["chosen"] = [row.learning_rate == chosen.get(row.arm) for row in table.itertuples()]
-    table["at_edge"] = table["chosen"] & table["arm"].isin(edge)
-    return table
+    edge = {name for name, arm in plan.arms.items() if at_edge(arm)}
+    names = []
+    settings = []
+    results = []
+    for (name, _), own in tried.groupby(["arm", "trial"], sort=False, dropna=False):
+        usable = own[own["usable"]]
+        alive = usable[~usable["diverged"]]
+        of_trial = _settings_of_trial(own.iloc[0], plan)
+        is_chosen = name in plan.arms and plan.arms[name].chosen == of_trial
+        names.append(name)
+        settings.append(of_trial)
+        results.append(
+            {
+                "loss": alive["loss"].mean(),
+                "runs": len(usable),
+                "diverged": len(usable) - len(alive),
+                "chosen": is_chosen,
+                "at_edge": is_chosen and name in edge,
+            }
+        )
+    return pd.concat((DataFrame({"arm": names}), DataFrame(settings), DataFrame(results)), axis=1)
+
+
+def _settings_of_trial(run: Any, plan: Plan) -> Mapping[str, Any]:
+    """The settings that the trial of a tuning run tried; without a plan its learning rate."""
+    arm = plan.arms.get(run.arm)
+    if arm is None or not run.trial < len(arm.trials):
+        return {"learning_rate": run.learning_rate}
+    return arm.trials[int(run.trial)].settings
 
 
 def downstream(runs: DataFrame) -> DataFrame:
@@ -351,7 +369,7 @@ def left_out(runs: DataFrame, tests: DataFrame) -> list[str]:
 
 def without_empty(table: DataFrame) -> DataFrame:
     """Without the columns in which nothing is known."""
-    is_empty = (table.map(written) == MISSING).all()
+    is_empty = (table.map(written) == EMPTY_CELL).all()
     return table.loc[:, ~is_empty]
 
 
@@ -364,7 +382,7 @@ def written(value: Any) -> str:
     if isinstance(value, Interval):
         return _written_interval(value)
     if value is None or value is pd.NA or value == "" or value != value:  # only nan is unlike itself
-        return MISSING
+        return EMPTY_CELL
     if isinstance(value, bool | np.bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -375,7 +393,7 @@ def written(value: Any) -> str:
 def _written_interval(interval: Interval) -> str:
     """All of it with as many decimals as its largest number needs."""
     if math.isnan(interval.estimate):
-        return MISSING
+        return EMPTY_CELL
     numbers = (interval.estimate, interval.low, interval.high)
     decimals = _places(max(abs(number) for number in numbers if math.isfinite(number)))
     estimate, low, high = (f"{number:,.{decimals}f}" for number in numbers)

@@ -182,7 +182,7 @@ TOLD = "weight_decay of masked_lm/wide/after: 0.5; of masked_lm/wide/before: 0.0
 AGAINST = {
     "rungs": ("times the rung before", "95 % interval", "loss - before"),
     "stacks": ("times the naive loop", "95 % interval", "difference, 90 % interval"),
-    "published": ("before against after",),
+    "published": ("after against before",),
 }
 """Table -> its columns that set trainings against each other, beside those of words."""
 

@@ -161,6 +161,7 @@ def test_machines_that_nobody_knows_are_not_the_same(tmp_path):
     row = row_of(study, "time_to_target", "async-w4", "sync-w4")
     assert row.word == "not comparable"
     assert row.reason == "machine of async-w4: not known; of sync-w4: not known"
+    assert "reached" not in study.table("arms")  # there is no pair to count
 
 
 def tuned(folder, scores, lost=None, status="FAILED", each=1):
@@ -291,6 +292,16 @@ def test_a_run_that_stopped_at_its_target_was_there(tmp_path):
     assert row.word == "better"
     assert row.family == "primary"
     assert row.ratio_ends[0] < sum(EIGHT) / sum(SOONER) < row.ratio_ends[1]
+
+
+def test_a_ratio_without_an_interval_has_no_open_end(tmp_path):
+    missed = reaches(130)
+    study = two_arms(tmp_path, CURVES[0][:5], [*CURVES[1][:4], missed])
+    row = row_of(study, "time_to_target")
+    assert row.reached == (4, 5)
+    assert math.isnan(row.ratio_low)
+    assert math.isnan(row.ratio_high)
+    assert study.table("paper").set_index("arm").loc["async, sim.", "times sooner"] == f"{row.ratio:.2f}"
 
 
 def test_runs_that_were_evaluated_at_their_start_alone_are_not_later_than_others(tmp_path):
