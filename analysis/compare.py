@@ -1,9 +1,10 @@
 """``python -m analysis compare RUNS_DIR [RUNS_DIR ...]``: a table by mode, rule and workers, and pictures of loss.
 
 ``asyncsgd compare`` is the same command.
-Runs share a row where they are alike but for their seed. A number of a row is a mean over its DONE runs that did not
-diverge; delay_max (in CSV delay_max_mean) is the largest of all of them. The ± of the loss is the standard deviation
-over runs (n - 1). Losses of different tasks, data, masks or numbers of evaluated terms stand in different tables.
+Runs share a row where they are alike but for their seed and for how often they were evaluated. A number of a row is a
+mean over its DONE runs that did not diverge; delay_max (in CSV delay_max_mean) is the largest of all of them. The ± of
+the loss is the standard deviation over runs (n - 1). Losses of different tasks, data, masks or numbers of evaluated
+terms stand in different tables.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.commands import run_command
 from asyncsgd.errors import UsageError
+from asyncsgd.records.events import FINISHED
 
 if TYPE_CHECKING:  # pandas and matplotlib take seconds to import, which --help and a mistyped option should not
     from pandas import DataFrame
@@ -51,8 +53,6 @@ def read_all(folders: Sequence[Path]) -> tuple[DataFrame, DataFrame]:
 
     from analysis.read import read
 
-    if len({folder.resolve() for folder in folders}) < len(folders):
-        raise UsageError("a folder is given twice; name each once")
     all_runs = []
     all_curves = []
     for folder in folders:
@@ -64,14 +64,18 @@ def read_all(folders: Sequence[Path]) -> tuple[DataFrame, DataFrame]:
         all_curves.append(curves)
     if len(folders) == 1:
         return all_runs[0], all_curves[0]
+    paths = pd.concat(all_runs)["path"].map(Path.resolve)
+    if paths.duplicated().any():
+        raise UsageError(f"{paths[paths.duplicated()].iloc[0]} lies in two of the folders; name each run once")
     return pd.concat(all_runs).set_index("run", drop=False), pd.concat(all_curves)
 
 
 def pretrainings(runs: DataFrame) -> DataFrame:
-    """The runs that have a readable summary and are no fine-tunings."""
+    """The runs that have a readable summary and an evaluation, and are no fine-tunings."""
     has_summary = ~runs["status"].isin(("UNFINISHED", "UNREADABLE", "MISSING"))
+    has_evaluation = runs["status"].isin(FINISHED) | runs["first_loss"].notna()
     is_pretraining = runs["task"] != "finetuning"
-    return runs[has_summary & is_pretraining].sort_index()
+    return runs[has_summary & has_evaluation & is_pretraining].sort_index()
 
 
 def grouped(runs: DataFrame) -> Iterator[tuple[str, DataFrame]]:
@@ -116,7 +120,7 @@ def _settings_with_columns(runs: DataFrame) -> list[str]:
     from analysis.places import NEVER_NAMED
     from asyncsgd.studies.arms import differing
 
-    # by default `differing` passes over some settings
+    # by default `differing` passes over `NOT_A_VARIANT`, where speeds and batch_size are
     found = SHOWN_WHERE_ROWS_DIFFER.intersection(differing(runs["settings"], ignored=frozenset()))
     for _, alike in runs.groupby(CONDITION, dropna=False):
         found |= {*differing(alike["settings"], {*NEVER_NAMED, *OF_THE_EVALUATION})}
@@ -131,7 +135,8 @@ def shown(rows: DataFrame) -> DataFrame:
     columns_before_counts = rows.columns[: list(rows).index("runs")]
     for name in columns_before_counts:  # they say which runs a row has
         if name in ("mode", "rule", "workers") or rows[name].nunique(dropna=False) > 1:
-            kept[name] = [f"{value:g}" if isinstance(value, float) else str(value) for value in rows[name]]
+            heading = f"budget {name}" if name in DIGITS else name  # beside the seconds that were measured
+            kept[heading] = [f"{value:g}" if isinstance(value, float) else str(value) for value in rows[name]]
     kept["runs"] = [counted(row.done, row.runs, row.diverged) for row in rows.itertuples()]
     for name, digits in DIGITS.items():
         if rows[f"{name}_mean"].notna().any():
@@ -227,7 +232,7 @@ def render(runs: DataFrame, form: str) -> str:
         blocks.append(f"{heading}\n\n{written}".rstrip())
         blocks.append("\n".join(notes(own)))
     if not groups:
-        blocks.append("no pretraining run has a summary yet")
+        blocks.append("no pretraining run has a summary and an evaluation yet")
     blocks.append("\n".join(left_out(runs)))
     return "\n\n".join(filter(None, blocks)) + "\n"
 
