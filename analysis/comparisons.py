@@ -141,7 +141,11 @@ class Comparisons(NamedTuple):
 
     @property
     def num_seeds(self) -> int:
-        return int(self.runs.groupby(["comparison", "model", "arm"], dropna=False).size().max())
+        """The seeds of an arm of a comparison, or of a point of the grid where there is no comparison: the most."""
+        runs = self.runs
+        if len(self.arms):
+            runs = runs[runs["comparison"].isin(self.arms["comparison"])]
+        return int(runs.groupby(["comparison", "model", "arm"], dropna=False).size().max())
 
 
 RUN_FOLDER = r"^(?P<comparison>[^/]+)/(?:(?P<model>[^/]+)/)?(?P<arm>[^/]+)/s(?P<seed>\d+)$"
@@ -229,7 +233,7 @@ def _rows_of_comparison(runs: DataFrame, name: str, declared: Declared, models: 
     questions = []
     for model, arm in itertools.product(models, declared["arms"]):
         of_this_arm = of_arm(runs, name, model, arm)
-        if of_this_arm["diverged"].all():
+        if of_this_arm.empty:
             continue
         row = {"comparison": name, "model": model, "arm": arm}
         row |= _without_reference(of_this_arm, declared)
@@ -264,7 +268,7 @@ def _without_reference(own: DataFrame, declared: Declared) -> Columns:
     row["unit"] = unit_of(own["details"].iloc[0])
     row["loss"] = t_interval(alive["loss"])
     row["samples_per_second"] = t_interval(alive["samples_per_second"])
-    if all("perplexity" in (summary.get("metrics") or {}) for summary in alive["summary"]):
+    if len(alive) and all("perplexity" in (summary.get("metrics") or {}) for summary in alive["summary"]):
         row["perplexity"] = row["loss"].mapped(math.exp)
     return row | _costs(alive)
 

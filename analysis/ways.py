@@ -100,11 +100,13 @@ BEST_F1 = (
 
 
 def ways_of(found: Comparisons) -> DataFrame:
-    """The table of ways, a row for every way of every model."""
+    """The table of ways: a row for every way of every model, unless all of its runs diverged."""
     rows = []
     measure = Measure(found.curves)
     for arm in found.arms.itertuples():
         own = finished(found, arm, arm.arm)
+        if own.empty:
+            continue
         reference = finished(found, arm, arm.reference)
         if is_known(arm.why):
             reference = reference.iloc[:0]
