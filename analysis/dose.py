@@ -17,7 +17,7 @@ from analysis.questions import Plan
 from analysis.read import read
 from analysis.trust import at_edge
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import DONE
+from asyncsgd.records.events import DONE, FINISHED
 
 DELAYED = "delayed"
 REFERENCE = "sync"
@@ -72,6 +72,8 @@ def read_dose(folder: Path) -> Dose:
         )
     by_run = dict(iter(curves.groupby("run")))
     for run in runs.itertuples():
+        if run.status not in FINISHED:
+            raise UsageError(f"the study is not finished: {run.run} is {run.status}; type its command again")
         if run.status != DONE or by_run[run.run]["loss"].isna().any():
             raise UsageError(
                 f"{run.run} is {run.status} and has no loss at every evaluation; take its learning rates out of the "
@@ -146,7 +148,7 @@ def pairs_of(dose: Dose, speeds: str = "", arrivals: Arrivals | None = None) -> 
         if why_untimed:
             logs = [math.nan] * len(SHARES)
             gap = math.nan
-        target = dose.targets[delay]
+        target = dose.targets.get(delay, math.nan)
         row = {"speeds": speeds, "delay": delay, "seed": int(seed), "gap": gap, "target_loss": target}
         row |= dict(zip(RATIOS, logs, strict=True))
         for name, (_, losses) in (("delayed", delayed), ("sync", sync)):
