@@ -13,7 +13,8 @@ from pandas import DataFrame
 
 from analysis.plots import DASHED, MUTED, Labels
 
-TONES = {"better": "#0a7d57", "worse": "#c0400c", "equivalent": "#0b6cae", "different but negligible": "#0b6cae"}
+COLOURS = {"better": "#0a7d57", "worse": "#c0400c", "equivalent": "#0b6cae", "different but negligible": "#0b6cae"}
+"""Word of a registered test -> the colour of its square."""
 MAX_ROWS = 24
 OPEN_END_FACTOR = 8
 """How many times a ratio an interval without an end is drawn to."""
@@ -114,7 +115,7 @@ def _tone(row: Any) -> str:
     """The colour of a comparison: that of its word where it was registered."""
     if row.family != "primary":
         return MUTED
-    return TONES.get(row.word, MUTED)
+    return COLOURS.get(row.word, MUTED)
 
 
 def _annotate_word(row: Any, row_number: int, labels: Labels, axes: Axes) -> str:

@@ -131,7 +131,9 @@ def scatter_pictures(study: Study) -> Iterator[Picture]:
                 name = f"{y}-{x}-{clock}".replace("_", "-")
                 title = f"{y} against {x}, {clock} clock".replace("_", " ")
                 yield draw_picture(name, title, "", plots.against, own, styles, x, y, log=x == "workers")
-    tried = study.runs[(study.runs["stage"] == "tuning") & study.runs["loss"].notna()]
+    # without a plan, tuning alone has no arms
+    is_tried = (study.runs["stage"] == "tuning") & study.runs["arm"].isin(study.arms.index)
+    tried = study.runs[is_tried & study.runs["loss"].notna()]
     if tried["learning_rate"].nunique() > 1:
         title = "loss against learning rate"
         yield draw_picture("rates", title, "", plots.against, tried, styles, "learning_rate", "loss", log=True)
@@ -187,7 +189,10 @@ def plot(study: Study, kind: str, **options: Any) -> Figure:
     if kind == "against":
         used = tables.tested(study.runs)
         return draw_picture(kind, "", "", plots.against, used[~used["diverged"]], styles, **options).figure
-    group = groups_of(study)[0]
+    groups = groups_of(study)
+    if not groups:
+        raise UsageError("there is no test run to draw")
+    group = groups[0]
     options.setdefault("target", _target(study, group))
     if kind == "reached" and options["target"] is None:
         raise UsageError("no target was declared; name one: plot('reached', target=5.0)")

@@ -30,7 +30,8 @@ from analysis.stats import Interval
 if TYPE_CHECKING:
     from analysis.load import Study
 
-TONES = {"better": "good", "worse": "bad", "equivalent": "same", "different but negligible": "same"}
+CLASSES = {"better": "good", "worse": "bad", "equivalent": "same", "different but negligible": "same"}
+"""Word of a registered test -> the CSS class of its row."""
 MAX_TOP_TESTS = 6
 TOP_COLUMNS = (
     "treatment",
@@ -161,7 +162,7 @@ def table(
         tone = ""
         if row.get("family") == "primary":
             word = row.get("word", "")
-            tone = TONES.get(word, "")
+            tone = CLASSES.get(word, "")
         rows.append({"cells": cells, "tone": tone})
     return {"title": title, "columns": list(shown), "rows": rows, "numeric": numeric, "notes": notes, "links": links}
 
@@ -297,8 +298,10 @@ def _links(study: Study, out: Path) -> dict[str, str]:
     folder = os.path.relpath(study.folder.resolve(), out.parent.resolve())
     prefix = Path(folder).as_posix()
     links = {}
-    for name in study.runs.index[study.runs["status"] != "MISSING"]:
-        links[name] = quote(f"{prefix}/{name}/")
+    there = study.runs[study.runs["status"] != "MISSING"]
+    for name, path in there["path"].items():
+        below = path.relative_to(study.folder).as_posix()  # "." for the folder of one run
+        links[name] = quote(f"{prefix}/{below}/")
     return links
 
 

@@ -26,6 +26,7 @@ from analysis.measure import Measure
 from analysis.stats import Interval, t_interval
 
 FIXED = ("single", "sync", "async", "hogwild", "ringmaster", "m_sync", "rennala", "pipeline")
+"""Algorithms that have the same style in every report: that of their place here. Others take the places after them."""
 MARKERS = "osD^vP*X<>"
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
 MUTED = "#78828c"
@@ -152,11 +153,11 @@ def loss(
 
 
 def _thin_line(axes: Axes, of_run: Curve, style: ArmStyle, is_diverged: bool) -> None:
-    """The line of one run, of at most `MAX_LINE_POINTS` points or a few more."""
+    """The line of one run, of at most `MAX_LINE_POINTS` points, the last one among them."""
     x, y = of_run
-    step = max(1, len(x) // MAX_LINE_POINTS)
-    x = x[::step]
-    y = y[::step]
+    step = -(-len(x) // MAX_LINE_POINTS) or 1
+    x = x[::-step][::-1]
+    y = y[::-step][::-1]
     axes.plot(x, y, color=style.colour, linewidth=0.6, alpha=0.4)
     if is_diverged and len(x):
         axes.plot(x[-1], y[-1], "x", color=style.colour)
@@ -280,7 +281,8 @@ def heat(axes: Axes, counts: DataFrame) -> str:
     shares = counts.div(counts.sum(axis=1), axis=0)
     sns.heatmap(shares, annot=True, fmt=".0%", cmap="Blues", cbar=False, square=True, ax=axes)
     axes.set(xlabel="predicted", ylabel="true")
-    sentences = [f"{name} right in {shares.loc[name, name]:.0%}" for name in counts.index]
+    known = shares.dropna().index  # a class without a text has no share
+    sentences = [f"{name} right in {shares.loc[name, name]:.0%}" for name in known]
     return "; ".join(sentences)
 
 
