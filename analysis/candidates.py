@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from analysis.commands import run_command
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import read_json
@@ -29,7 +31,7 @@ def read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         if not manifest["complete"]:
             raise UsageError(f"{folder} is not complete; run mask_candidates.py again, which goes on where it ended")
         return manifest, read_json(folder / "examples.json")["examples"]
-    except (OSError, KeyError) as error:
+    except (OSError, KeyError, msgspec.DecodeError) as error:
         raise UsageError(
             f"{folder} is no folder of candidates ({error}); name one that experiments/mask_candidates.py has filled"
         ) from error

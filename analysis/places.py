@@ -42,7 +42,8 @@ NEVER_NAMED = (
     "cache_dir",
     "overwrite",
 )
-"""Settings that name neither a loose arm nor a row of `compare`: they have a column, or belong to a single run."""
+"""Settings that name neither a loose arm nor a row of `compare`: they have a column, belong to a single run, or say how
+often it is evaluated."""
 NOT_OF_AN_ARM = {
     *NEVER_NAMED,
     "speeds",
@@ -55,7 +56,8 @@ NOT_OF_AN_ARM = {
     "threads",
     "device",
 }
-"""Settings that do not tell arms of loose runs apart: the seed, the budget and the machine."""
+"""Settings that do not tell arms of loose runs apart: the seed, the budget and the machine. What `LOOSE_ARM_COLUMNS`
+compares is here too, as names have it in other words."""
 WITHOUT_ARM = ("before", "trial", "after", "finetune")
 """Stages of a study, and of a chain of trainings, whose runs do not have the settings of an arm."""
 PLAN_WINS = ("stage", "arm", "seed", "replicate", "trial", "parent", "finetune_seed", "algorithm")
@@ -85,7 +87,8 @@ def columns_of_plan(entry: PlannedRun, plan: Plan) -> Columns:
 def as_misplaced(row: Columns, plan: Plan) -> Columns:
     """The columns that mark a run as `MISPLACED` if its settings are not the planned ones; otherwise its notes.
 
-    A setting that the run does not record is no difference. A difference that changes no loss becomes a note.
+    A setting that the run does not record has its default; beside a plan of an older version it is no difference. A
+    difference that changes no loss becomes a note.
     """
     if row["status"] in (MISSING, UNREADABLE):
         return {}
@@ -220,7 +223,7 @@ def with_arms(runs: DataFrame) -> DataFrame:
                 parts.append(run.task)
             if not math.isnan(run.workers):
                 parts.append(f"w{run.workers:g}")
-            if has_batches:
+            if has_batches and not math.isnan(run.batch_size):
                 parts.append(f"b{run.batch_size:g}")
             if run.clock == "virtual":
                 parts.append("virtual")
@@ -249,7 +252,7 @@ def with_parents(runs: DataFrame) -> DataFrame:
             found = candidates[0]
             runs.loc[name, ["arm", "seed", "parent"]] = [*tests.loc[found, ["arm", "seed"]], found]
             continue
-        what_is_known = "is not in this folder"
+        what_is_known = "is no test run in this folder"
         if candidates:
             what_is_known = f"may be any of {', '.join(candidates)}"
         runs.loc[name, "left_out"] = f"the run it was fine-tuned from ({parent}) {what_is_known}"

@@ -1,4 +1,4 @@
-"""What was planned and registered before the runs, and which arms may be compared."""
+"""What was planned and registered before the runs, and in which groups arms are compared."""
 
 from __future__ import annotations
 
@@ -209,9 +209,9 @@ def _group_name(arm: Any, *, with_batch: bool, with_task: bool) -> str:
     if arm.speeds:
         parts.append(arm.speeds)
     if with_batch:
-        parts.append(f"batch {arm.batch_size:g}")
+        parts.append("unknown batch" if math.isnan(arm.batch_size) else f"batch {arm.batch_size:g}")
     if with_task:
-        parts.append(arm.task)
+        parts.append(arm.task or "unknown task")
     return ", ".join(parts)
 
 
@@ -276,9 +276,9 @@ def labels(arms: DataFrame) -> dict[str, str]:
             parts.append("simulated" if arm.clock == "virtual" else "measured")
         if differ_in["speeds"] and arm.clock == "virtual":
             parts.append(arm.speeds or "equal speeds")
-        if differ_in["batch_size"]:
+        if differ_in["batch_size"] and not math.isnan(arm.batch_size):
             parts.append(f"batch {arm.batch_size:g}")
-        if differ_in["task"]:
+        if differ_in["task"] and arm.task:
             parts.append(arm.task)
         label_of[str(arm.Index)] = ", ".join(map(str, parts))
     counts = Counter(label_of.values())
@@ -297,11 +297,15 @@ def conditions(group: str) -> str:
     'one of 4 workers 3× slower, simulated'
     >>> conditions("4 workers, virtual clock, slow:factor=3.0,worker=0,seconds=1.0, batch 8")
     'one of 4 workers 3× slower, simulated, batch 8'
+    >>> conditions("1 worker, virtual clock, slow:worker=0,factor=3")
+    '1 worker 3× slower, simulated'
     """
     slow = SLOW_WORKER.search(group)
     words = SLOW_WORKER.sub("", group).replace("virtual clock", "simulated").replace("measured clock", "measured")
     words = ", ".join(part for part in words.split(", ") if part)
     if slow is None:
         return words
-    slow_workers = f" workers {float(slow[1]):g}{TIMES} slower"
-    return f"one of {words.replace(' workers', slow_workers, 1)}"
+    slower = f"{float(slow[1]):g}{TIMES} slower"
+    if words.startswith("1 worker,"):
+        return words.replace("1 worker", f"1 worker {slower}", 1)
+    return f"one of {words.replace(' workers', f' workers {slower}', 1)}"

@@ -40,7 +40,6 @@ SUMMARY_KEYS = {
     "batch_size": "batch_size",
     "accumulate": "accumulate",
     "seed": "seed",
-    "asked_task": "task",  # `task` becomes "finetuning" below
     "data": "data_fingerprint",
     "train_data": "train_fingerprint",
     "candidates": "candidates_sha256",
@@ -72,7 +71,7 @@ def read_run(path: Path) -> tuple[Columns, DataFrame]:
     no_curve = DataFrame(columns=CURVES[1:], dtype=float)
     try:
         curve = _fill(row, path, no_curve)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, UsageError) as error:
         why = " ".join(str(error).split())[:200]
         row |= {"status": UNREADABLE, "left_out": f"{UNREADABLE}: {why}"}
         return row, no_curve
@@ -85,13 +84,13 @@ DETAILS = ("metrics", "labels", "hatecheck", "undefined_scores", "parent", "eval
 """Keys of summary.json that are kept in the details of a run."""
 
 
-def _fill(row: Columns, path: Path, curve: DataFrame) -> DataFrame:
-    """Fill the row of a run from its files, and return its curve, or the empty one in `curve` where it has no events.
+def _fill(row: Columns, path: Path, no_curve: DataFrame) -> DataFrame:
+    """Fill the row of a run from its files, and return its curve, or `no_curve` where it has no events.
 
     What was read before a damage stays in the row.
 
     Raises:
-        ValueError, KeyError, TypeError, AttributeError, UsageError: if a file is damaged.
+        ValueError, KeyError, TypeError, AttributeError, OverflowError, UsageError: if a file is damaged.
     """
     row |= _checked(_columns_from_settings(path / "settings.yaml"))
     row |= _checked(_columns_from_environment(path / "environment.json"))
@@ -101,6 +100,7 @@ def _fill(row: Columns, path: Path, curve: DataFrame) -> DataFrame:
     if missing_records:
         raise ValueError(missing_records)
     better: dict[str, str] = {}  # metric -> higher or lower; the first is the primary one
+    curve = no_curve
     has_events = (path / EVENTS).is_file()
     if has_events:
         header = read_header(path / EVENTS)
@@ -207,7 +207,8 @@ def _number(value: Any, name: str) -> float:
     """A number of a file; null is one that was not finite.
 
     Raises:
-        ValueError: for a text, a truth value, or a number that is too large.
+        ValueError: for a text or a truth value.
+        OverflowError: for a number that is too large.
     """
     if value is None:
         return math.nan
@@ -266,6 +267,7 @@ def _columns_from_summary(summary: Summary, better: Mapping[str, str]) -> Column
     row["rule"] = rule
     row["algorithm"] = algorithm(mode, rule)
     row["task"] = summary.get("task")
+    row["asked_task"] = row["task"]  # no column; `places.as_misplaced` reads it
     if "parent" in summary:
         row["task"] = "finetuning"
         parent = summary["parent"]

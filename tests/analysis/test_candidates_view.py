@@ -45,3 +45,6 @@ def test_other_folders_are_refused_in_one_line(tmp_path, capsys, changed, messag
     assert main([str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
     assert main([str(tmp_path / "nothing")]) == 2
+    (tmp_path / "manifest.json").write_text('{"complete": tr')
+    assert main([str(tmp_path)]) == 2
+    assert "is no folder of candidates (" in capsys.readouterr().err

@@ -61,6 +61,7 @@ def test_a_run_has_what_its_files_say(tmp_path):
             '"num_samples": "many"',
             "UNREADABLE: its samples is 'many', which is no",
         ),
+        ("summary.json", '"num_samples": 160', f'"num_samples": 1{"0" * 400}', "UNREADABLE: "),
         ("summary.json", '"mode": "async"', '"mode": {}', "UNREADABLE: its mode is '{}', which is no text"),
         ("summary.json", '"status": "DONE"', '"status": "FAILED"', "FAILED: it has no evaluation"),
         ("summary.json", '"num_samples": 160', '"num_samples": 200', "UNREADABLE: its evaluations end at 160 of 200"),
@@ -267,7 +268,7 @@ def test_loose_fine_tunings_belong_to_the_arm_of_their_parent(tmp_path):
     runs = asyncsgd.load(tmp_path).runs
     assert runs.loc["tuned", ["arm", "seed", "parent"]].tolist() == ["async-w4-virtual", 3, "pre"]
     assert runs.loc["alone", "arm"] == "baseline"
-    assert "is not in this folder" in runs.loc["orphan", "left_out"]
+    assert "is no test run in this folder" in runs.loc["orphan", "left_out"]
 
 
 @pytest.mark.parametrize(("written", "told"), [("", "in format 1, of an older"), ("3", "in format 3, of a newer")])
@@ -323,5 +324,18 @@ def test_a_folder_of_the_reference_alone_is_told_to_be_one(tmp_path):
     for rate in (0.1, 0.2):
         write_run(tmp_path / f"{rate}", SYNC, CURVE, learning_rate=rate)
     assert asyncsgd.load(tmp_path).verdict == (
-        f"No verdict: every arm is sync; add another algorithm, or see asyncsgd compare {tmp_path}."
+        "No verdict: every arm is sync; add another algorithm, or type asyncsgd compare."
     )
+
+
+def test_an_arm_without_a_run_has_no_number_for_the_batch_that_is_not_known(tmp_path):
+    folder = two_arms(tmp_path)
+    plan = json.loads((folder / "plan.json").read_text())
+    small = SyntheticArm("sync_small", batch_size=4)
+    third = SyntheticArm("ringmaster")
+    runs = [*plan["runs"], planned("x", "test", third.name, 100), planned("y", "test", small.name, 100)]
+    write_run(folder / "y", small, CURVE, seed=100)
+    write_plan(folder, [SYNC, ASYNC, small, third], runs)
+    groups = asyncsgd.load(folder).arms["group"]
+    assert groups[third.name] == "4 workers, virtual clock, slow:worker=0,factor=3, unknown batch"
+    assert groups[SYNC.name].endswith("batch 16")
