@@ -16,7 +16,7 @@ from scipy import stats
 from analysis.stats import Array
 
 SAME_POINT = 1e-6
-"""Doublings of delay + 1: roots that are nearer than this are one, up to rounding."""
+"""Roots that are nearer than this, in log2(delay + 1), are one up to rounding."""
 
 
 class Crossing(NamedTuple):

@@ -131,10 +131,10 @@ def thinned_to_sparsest(curves: Sequence[Curve]) -> list[Curve]:
 
 
 def until_shared(curve: Curve, other: Curve) -> Curve:
-    """A curve that ends where a loss was first seen, cut at the last evaluation that the other run has too.
+    """The curve of a run that stopped at its target loss, cut at the last evaluation that the other run has too.
 
-    The other run's evaluations go on beyond its end in their spacing. A run that was evaluated more often would
-    otherwise see its target sooner.
+    The other run's evaluations are taken to go on beyond its end in their spacing. A run that was evaluated more often
+    would otherwise see its target sooner. Where both were evaluated as often (`SAME_FREQUENCY`), nothing is cut.
     """
     x, y = curve
     if len(x) < 2:

@@ -67,8 +67,13 @@ def sentence(row: Any) -> str:
     >>> row.word, row.reason, row.family = "undecided", "p_Holm = 0.3", "exploratory"
     >>> sentence(row)
     'Exploratory: whether a - a0 is above or below b - b0 is undecided: p_Holm = 0.3.'
+    >>> row.word, row.reason = "too few seeds", "5 of the 6 pairs that a verdict needs"
+    >>> sentence(row)
+    'Exploratory: a - a0 against b - b0: too few seeds: 5 of the 6 pairs that a verdict needs.'
     """
     start = "Exploratory: " if row.family == "exploratory" else ""
+    if row.word in ("too few seeds", "not comparable"):
+        return f"{start}{row.treatment} against {row.reference}: {row.word}: {row.reason}."
     if row.word not in ("better", "worse"):
         return f"{start}whether {row.treatment} is above or below {row.reference} is {row.word}: {row.reason}."
     if row.estimate > 0:

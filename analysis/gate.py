@@ -102,8 +102,8 @@ class RunsCompared(NamedTuple):
 def compare_runs(ours: RunRow, theirs: RunRow, allowed: set[str], *, fine_tuned: bool = False) -> RunsCompared:
     """In what two runs of one seed differ.
 
-    A difference is refused, or it is mentioned, or it is mentioned and their seconds are not compared. What follows
-    from an allowed difference is none of these.
+    A difference is refused, or it is mentioned, or their seconds are not compared, for which most such differences are
+    mentioned too. What follows from an allowed difference is none of these.
 
     Args:
         allowed: the settings in which the runs may differ, as `differences_by_design` gives them.

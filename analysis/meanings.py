@@ -18,7 +18,7 @@ from asyncsgd.tasks import TASKS, task_class
 BY_FINGERPRINT = ("data", "data_name", "eval_data", "split", "model", "model_name", "candidates")
 NOT_COMPARED = {*specs_of(Output), *BY_FINGERPRINT, *MACHINE, *ABOUT_THE_RUN, "seed", "problem_seed", "predictions"}
 """Settings that are left out of `asked_of`: `gate.START_COLUMNS` and `runs.MACHINE` compare what the run recorded of
-them, or they are only paths."""
+them, or they are seeds, paths, or say what is kept of predictions."""
 NOT_KNOWN = "not known"
 TEXT_WITHOUT_VALUE = re.compile(r"<.* at 0x[0-9a-f]+>|^<[\w ]+>$")
 """Matches the text of an object that does not say its value, such as ``<function f at 0x7f00>`` or ``<MyOption>``."""
@@ -29,7 +29,8 @@ PARSERS: Mapping[str, Callable[[str], Any]] = {
 }
 """Setting -> what reads its text. Two texts mean the same where they are read as equal objects."""
 RESOLVED_BY_SUMMARY = ("rule", "transport", "micro_batches", "batch_size", "sample_order", "normalises_over_batch")
-"""Keys of summary.json that say what a setting became. They replace what settings.yaml asked for, such as ``auto``."""
+"""Keys of summary.json that say what a setting became, and whether a layer normalises over the batch. They replace what
+settings.yaml asked for, such as ``auto``."""
 
 
 def asked_of(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:

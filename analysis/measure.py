@@ -37,7 +37,7 @@ NEVER = (math.inf, math.inf)
 
 
 def values_of(ours: Numbers, theirs: Numbers, seeds: list[Any], **limits: Any) -> Columns:
-    """Fields of a `QuestionRow`: the values of an endpoint in each pair, inf of a run that diverged.
+    """Fields of a `QuestionRow`: the values of an endpoint in each pair; inf, of a score -inf, of a run that diverged.
 
     Args:
         ours, theirs: of each pair a number, or the two between which it lies (n x 2), whose middle is then the value.
@@ -291,8 +291,8 @@ class Measure:
         `EVERY_RUN_HAD` is what all runs were given. `CUT_SHORT` is where the first run that missed the target ended. It
         is taken where the runs were not given the same, or where a run that missed the target ended before what all
         were given. It is 0 where such a run was evaluated at its start alone: whether it reached the target is not
-        known, so no pair shows anything. `LONGEST_RUN` is where the last run ended, if none missed the target but
-        those that diverged: no time is capped then but theirs.
+        known, so no pair shows anything. `LONGEST_RUN` is where the last run ended, if only runs that diverged
+        missed the target; only their times are capped then.
         """
         given = {run.settings.get("seconds") for run in runs}
         missed = []

@@ -315,8 +315,8 @@ def limits_of_unlike(pairs: Collection[RunsCompared], arms: tuple[str, str], pla
             mentions.setdefault(key, []).extend(values)
     refusals = [pair.refusals for pair in pairs]
     why = each_once(refusals)
-    # --arms names settings. The refusals that are taken away here are about what runs began from, or about what follows
-    # from the model.
+    # --arms names settings. The refusals that are taken away here are about what runs began from, or about
+    # micro-batches, which are refused where a layer of the model normalises over the batch.
     settings = sorted({*itertools.chain(*refusals)} - {*START_COLUMNS, "first_loss", "micro_batches"})
     if settings and not plan.runs:
         why += f" (if the arms are meant to differ in it: --arms {','.join((*plan.arms_differ_in, *settings))})"

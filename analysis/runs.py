@@ -103,9 +103,9 @@ class Note(str):
     """A sentence on what limits an answer; its `kind` says where a report shows it, whatever its words are.
 
     `below` stands in small type under the verdict, and so does `batches`, on arms with unequal batch sizes. `diverged`
-    and `risen` make sentences of the verdict, `corrected` stands next to the p value. `undefined` is on scores that do
-    not exist. `budget` says up to which second times are counted. It stands among the details where a run missed the
-    target.
+    and `risen` make sentences of the verdict, `corrected` stands next to the p value. `undefined`, on scores that do
+    not exist, only makes a verdict say "had no score" in place of "diverged". `budget` says up to which second times
+    are counted. It stands among the details where a run missed the target.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Special reports: what the page of a study shows besides, if its config names one under the key ``report``.
+"""Special reports: what the page of a study shows besides, if its config has models or names one as its ``report``.
 
 The names are a closed table, so no config and no folder can name code that is run.
 """

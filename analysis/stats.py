@@ -197,9 +197,9 @@ def most_of(count: int, n: int, level: float = 0.95) -> float:
 def detectable_effect(n: int, alpha: float = 0.05) -> float:
     """The difference that `sign_flip` finds in 80 % of normal studies, in SD of the differences; inf where none.
 
-    The difference that a t test finds is computed exactly. Above `EXACT_PAIRS` pairs that of the sign-flip test is
-    taken to be equal. With fewer pairs it is larger, by an amount that is estimated from simulated studies: each is
-    judged by both tests.
+    The difference that a t test finds is computed exactly. Above `EXACT_PAIRS` pairs the sign-flip test is taken to
+    find the same one. With fewer pairs it needs a larger one, by an amount that is estimated from simulated studies:
+    each is judged by both tests.
     """
     if n < minimum_pairs(1, alpha):
         return math.inf

@@ -2,7 +2,7 @@
 
     python -m analysis tasks runs/study_a runs/study_b runs/study_c --figures pictures
 
-treats every study as a task and compares the algorithms of their registered primary conditions. A score is
+This treats every study as a task and compares the algorithms of their registered primary conditions. A score is
 the share of the reference's mean improvement that a run has made at equal samples: 1 is the reference, 0 no learning.
 """
 

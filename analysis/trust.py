@@ -21,7 +21,7 @@ from asyncsgd.studies.files import PlannedArm
 
 LEVELS = ("bad", "warning", "unknown", "good")
 """How a line is to be read: wrong, to be careful with, not known, as it should be. Failures come first."""
-GUARD_RUNS = 3
+GUARD_SEEDS = 3
 """The fewest seeds that the sync guard is decided on."""
 GUARD_LEVELS = {"failed": "bad", "not shown": "warning", "passed": "good"}
 """Word of the sync guard -> how it is to be read, the worst first."""
@@ -113,7 +113,7 @@ def _guard_of_arms(study: StudyTables, measure: Measure, own: DataFrame, theirs:
     ours = own.drop_duplicates("seed").set_index("seed", drop=False)
     single = theirs.drop_duplicates("seed").set_index("seed", drop=False)
     seeds = sorted(set(ours.index) & set(single.index))
-    if len(seeds) < GUARD_RUNS:
+    if len(seeds) < GUARD_SEEDS:
         return None
     our_runs = each(ours.loc[seeds])
     single_runs = each(single.loc[seeds])
