@@ -205,6 +205,13 @@ def _facts_of_runs(of_arm: DataFrame) -> dict[str, Any]:
 
 
 def _group_name(arm: Any, *, with_batch: bool, with_task: bool) -> str:
+    """The name of the group of an arm.
+
+    >>> from types import SimpleNamespace as Row
+    >>> arm = Row(workers=4, clock="virtual", speeds="", batch_size=math.nan, task="")
+    >>> _group_name(arm, with_batch=True, with_task=True)
+    '4 workers, virtual clock, unknown batch, unknown task'
+    """
     parts = [_num_workers(arm.workers), f"{arm.clock or 'measured'} clock"]
     if arm.speeds:
         parts.append(arm.speeds)

@@ -101,6 +101,19 @@ def _asked(members: DataFrame, has_baseline: bool, plan: Plan) -> Iterator[tuple
     """The comparisons of a group, as `comparisons_of_group` gives them, and those with the base model.
 
     The references are compared with the base model. Without a reference all arms are.
+
+    >>> from analysis.questions import NO_PLAN
+    >>> from asyncsgd.studies.files import PlannedArm
+    >>> settings = {"a": {"warmup": 0}, "b": {"warmup": 80}}
+    >>> planned = [PlannedArm(f"{name}-{key}", name, settings[key]) for key in settings for name in ("sync", "async")]
+    >>> plan = NO_PLAN._replace(arms={arm.name: arm for arm in planned})
+    >>> members = DataFrame({"algorithm": {arm.name: arm.algorithm for arm in planned}})
+    >>> for asked in _asked(members, True, plan):
+    ...     print(asked)
+    ('async-a', 'sync-a', ', warmup 0')
+    ('async-b', 'sync-b', ', warmup 80')
+    ('sync-a', 'baseline', '')
+    ('sync-b', 'baseline', '')
     """
     yield from comparisons_of_group(members, plan)
     if has_baseline:

@@ -207,6 +207,17 @@ def tuning(runs: DataFrame, plan: Plan) -> DataFrame:
     """Table 3: the trials of every arm with the settings that they tried, and the one that was chosen.
 
     `runs` are those with a result, and `loss` is the mean of those that did not diverge.
+
+    >>> from analysis.questions import NO_PLAN
+    >>> from asyncsgd.studies.files import PlannedArm, Tried
+    >>> tried = [Tried({"learning_rate": 0.1, "momentum": momentum}, [0, 1], []) for momentum in (0.0, 0.9)]
+    >>> arm = PlannedArm("sync", "sync", {}, chosen=tried[0].settings, trials=tried)
+    >>> runs = DataFrame({"stage": "tuning", "arm": "sync", "trial": [0, 0, 1, 1], "loss": [5.0, 6.0, 7.0, 9.0]})
+    >>> runs = runs.assign(usable=True, diverged=[False, False, False, True])
+    >>> print(tuning(runs, NO_PLAN._replace(arms={"sync": arm})).to_string(index=False))
+     arm  learning_rate  momentum  loss  runs  diverged  chosen  at_edge
+    sync            0.1       0.0   5.5     2         0    True    False
+    sync            0.1       0.9   7.0     2         1   False    False
     """
     tried = runs[runs["stage"] == "tuning"]
     edge = {name for name, arm in plan.arms.items() if at_edge(arm)}

@@ -154,7 +154,17 @@ def _way(runs: DataFrame, reference: DataFrame, measure: Measure) -> dict[str, A
 
 
 def _samples_to_target(runs: DataFrame, reference: DataFrame, measure: Measure) -> Iterator[float]:
-    """For each seed whose run came down to the target: the logarithm of its samples over those of the reference."""
+    """For each seed whose run came down to the target: the logarithm of its samples over those of the reference.
+
+    The reference `b` of seed 1 learns nothing, and ends highest, at 3; to that loss `a` of seed 0 needs twice as many:
+
+    >>> losses = {"a0": (4, 3), "b0": (4, 2), "a1": (3.5, 2.5), "b1": (3, 3)}
+    >>> ends = [{"run": run, "samples": 80 * n, "loss": of[n]} for run, of in losses.items() for n in (0, 1)]
+    >>> ours, theirs = (DataFrame({"run": [f"{arm}0", f"{arm}1"], "loss": last}) for arm, last in
+    ...                 (("a", [3, 2.5]), ("b", [2, 3])))
+    >>> [round(math.exp(log), 3) for log in _samples_to_target(ours, theirs, Measure(DataFrame(ends)))]
+    [2.0]
+    """
     target = reference["loss"].max() + ROUNDING
     for seed in runs.index.intersection(reference.index):
         own = measure.curve(runs.loc[seed, "run"], "samples")

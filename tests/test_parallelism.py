@@ -74,29 +74,6 @@ def test_the_bubble_is_what_stages_do_not_compute_of_the_time_of_a_first_one(tmp
     assert way.bytes_per_sample == 1600 / 80
 
 
-def test_a_seed_that_began_at_the_loss_to_reach_has_no_samples_to_it(tmp_path):
-    runs = []
-    curves = []
-    arms = []
-    # the reference of seed 1 learns nothing: to its last loss, 3.0, seed 0 falls half as fast as its reference
-    for arm, losses in (("single", [(4.0, 2.0), (3.0, 3.0)]), ("DDP 2", [(4.0, 3.0), (3.5, 2.5)])):
-        place = {"comparison": "parallel", "model": "tiny", "arm": arm}
-        arms.append(place | {"reference": "single", "why": ""})
-        for seed, (first, last) in enumerate(losses):
-            run = f"{arm}{seed}"
-            RunFolder(tmp_path / run).close()
-            row = {"run": run, "seed": seed, "diverged": False, "loss": last, "seconds": 10.0, "samples": 80.0}
-            row |= {"workers": 1, "mode": "single", "oversubscribed": False, "summary": {"num_parameters": 1}}
-            runs.append(row | {"settings": {}, "path": tmp_path / run, **place})
-            for samples, loss in ((0, first), (80, last)):
-                curves.append({"run": run, "updates": samples, "samples": samples, "seconds": 1.0, "loss": loss})
-    arms = pandas.DataFrame(arms)
-    comparisons = Comparisons("few", pandas.DataFrame(runs), pandas.DataFrame(curves), arms, arms, [])
-    single, ddp = ways_of(comparisons).itertuples()
-    assert (single.samples_to_target, single.reached) == (1.0, 1)
-    assert (ddp.samples_to_target, ddp.reached) == (pytest.approx(2.0, rel=1e-3), 1)
-
-
 def test_a_data_parallel_batch_without_gpus_is_the_bare_loss():
     task = Plane()
     model = task.model(0)

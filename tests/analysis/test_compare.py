@@ -76,32 +76,20 @@ def test_two_folders_are_compared_in_one_table(mixed, tmp_path_factory):
     write_run(other / "s0", SYNC, straight(9.0, 4.0, seconds=20.0), seed=7)
     out = compare(mixed, other).out
     assert next(line.split()[3] for line in out.splitlines() if line.split()[:1] == ["sync"]) == "2/2"
-
-
-@pytest.mark.parametrize("again", [".", "inner"])
-def test_a_run_is_counted_once_however_its_folder_is_named(again, mixed):
     write_run(mixed / "inner" / "s9", SYNC, straight(9.0, 4.0, seconds=20.0), seed=9)
-    ended = compare(mixed, mixed / again)
-    assert ended.code == 2
-    assert "lies in two of the folders; name each run once" in ended.err
+    for again in (mixed, mixed / "inner"):
+        assert "lies in two of the folders; name each run once" in compare(mixed, again).err
 
 
 def test_two_budgets_in_seconds_stand_beside_the_seconds_that_were_measured(tmp_path):
     for seconds in (30, 60):
         arm = dataclasses.replace(ASYNC, settings={"seconds": seconds})
-        write_run(tmp_path / f"{seconds}", arm, straight(9.0, 5.0, seconds=seconds + 1.0))
-    header, *rows = [line.split() for line in compare(tmp_path, "--format", "md").out.splitlines() if line[:2] == "| "]
-    columns = " ".join(header).strip("| ").split(" | ")
-    table = [dict(zip(columns, " ".join(row).strip("| ").split(" | "), strict=True)) for row in rows[1:]]
-    assert [(row["budget seconds"], row["seconds"]) for row in table] == [("30", "31.0"), ("60", "61.0")]
-
-
-def test_a_run_that_failed_before_its_first_evaluation_makes_no_table(tmp_path):
-    write_run(tmp_path / "a", ASYNC, straight(9.0, 5.0, seconds=10.0))
-    write_run(tmp_path / "b", ASYNC, [], seed=1, status="FAILED")
-    out = compare(tmp_path).out
+        write_run(tmp_path / f"{seconds}", arm, straight(9.0, 5.0, seconds=seconds))
+    write_run(tmp_path / "b", ASYNC, [], seed=1, status="FAILED")  # before its first evaluation: it makes no table
+    out = compare(tmp_path, "--format", "md").out
+    assert "| budget seconds | runs |" in out
+    assert " | seconds | " in out
     assert "different tables" not in out
-    assert "  b: FAILED" in out
 
 
 @pytest.mark.parametrize("name", [r"$\frac{1$", *slow("$x$ {0} %", r"\$<b>&")])

@@ -10,7 +10,6 @@ from marks import slow
 from scipy import stats as scipy_stats
 
 from analysis import stats
-from analysis.answers import answer_family, question_of_numbers
 from analysis.curves import (
     band,
     bracket,
@@ -233,11 +232,3 @@ def test_a_band_covers_what_all_curves_cover_and_its_mean_is_that_of_straight_li
     assert low[-1] == pytest.approx(4 - width, abs=1e-3)
     assert high[-1] == pytest.approx(4 + width, abs=1e-3)
     assert [len(part) for part in band([])] == [0, 0, 0, 0]
-
-
-def test_a_size_that_no_study_finds_is_not_told():
-    of_eight = [0.1, -0.2, 0.3, -0.1, 0.2, -0.3, 0.1, -0.2]
-    eight, six = answer_family([question_of_numbers(of, [0.0] * len(of)) for of in (of_eight, of_eight[:6])])
-    assert (eight.word, six.word) == ("undecided", "undecided")
-    assert "with 8 pairs this test finds a difference of" in eight.reason
-    assert "this test finds" not in six.reason

@@ -1,6 +1,5 @@
 """Run folders as tables: which run belongs where, and why a run is left out."""
 
-import dataclasses
 import hashlib
 import json
 import shutil
@@ -237,21 +236,12 @@ def test_loose_runs_are_arms_by_their_settings_but_not_by_budget_seed_or_machine
     }
 
 
-def test_loose_runs_under_two_speeds_are_arms_of_their_own_and_are_compared_under_each(tmp_path):
-    for speeds in ("slow:worker=0,factor=3", "exponential:1"):
-        for arm in (SYNC, ASYNC):
-            own = dataclasses.replace(arm, speeds=speeds)
-            for seed in range(6):
-                write_run(tmp_path / f"{arm.algorithm}-{speeds[:4]}-{seed}", own, CURVE, seed=seed)
-    edit_json(tmp_path / "async-expo-5" / "summary.json", speeds="exponential:1.0")  # the same speeds
-    study = asyncsgd.load(tmp_path)
-    sizes = study.runs.groupby("arm")["replicate"].agg(["size", "max"])
-    assert sizes.to_numpy().tolist() == [[6, 0]] * 4
-    rows = study.tests[study.tests["endpoint"] == "loss_at_equal_samples"]
-    assert rows[["treatment", "reference", "n"]].to_numpy().tolist() == [
-        ["async-w4-virtual-exponential:1", "sync-w4-virtual-exponential:1", 6],
-        ["async-w4-virtual-slow:worker=0,factor=3", "sync-w4-virtual-slow:worker=0,factor=3", 6],
-    ]
+def test_loose_runs_under_two_speeds_are_arms_of_their_own(tmp_path):
+    for speeds in ("constant:1", "constant:1.0", "exponential:1"):
+        write_run(tmp_path / speeds, SyntheticArm("async", speeds=speeds), CURVE)
+    arms = asyncsgd.load(tmp_path).runs["arm"]
+    of_constant = "async-w4-virtual-constant:1"
+    assert arms.to_list() == [of_constant, of_constant, "async-w4-virtual-exponential:1"]
 
 
 def test_a_second_loose_run_of_a_seed_is_in_no_test(tmp_path):
@@ -323,19 +313,4 @@ def test_without_registered_conditions_none_are_named_where_the_reference_is_mis
 def test_a_folder_of_the_reference_alone_is_told_to_be_one(tmp_path):
     for rate in (0.1, 0.2):
         write_run(tmp_path / f"{rate}", SYNC, CURVE, learning_rate=rate)
-    assert asyncsgd.load(tmp_path).verdict == (
-        "No verdict: every arm is sync; add another algorithm, or type asyncsgd compare."
-    )
-
-
-def test_an_arm_without_a_run_has_no_number_for_the_batch_that_is_not_known(tmp_path):
-    folder = two_arms(tmp_path)
-    plan = json.loads((folder / "plan.json").read_text())
-    small = SyntheticArm("sync_small", batch_size=4)
-    third = SyntheticArm("ringmaster")
-    runs = [*plan["runs"], planned("x", "test", third.name, 100), planned("y", "test", small.name, 100)]
-    write_run(folder / "y", small, CURVE, seed=100)
-    write_plan(folder, [SYNC, ASYNC, small, third], runs)
-    groups = asyncsgd.load(folder).arms["group"]
-    assert groups[third.name] == "4 workers, virtual clock, slow:worker=0,factor=3, unknown batch"
-    assert groups[SYNC.name].endswith("batch 16")
+    assert asyncsgd.load(tmp_path).verdict.startswith("No verdict: every arm is sync; add another algorithm")

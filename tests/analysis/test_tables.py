@@ -13,7 +13,7 @@ from doors import asyncsgd
 from hypothesis import given
 from hypothesis import strategies as st
 from scenarios import ASYNC, SYNC
-from synthetic import SyntheticArm, planned, straight, write_plan, write_run
+from synthetic import straight, write_run
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tables.md"
 DARWIN = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
@@ -165,29 +165,3 @@ def test_nothing_is_said_of_a_margin_a_setting_or_a_registration_that_is_not_the
     for told in study.table("arms")["reached"]:
         assert told.endswith(" by 20 virtual s")
     assert study.table("paper")["arm"].to_list() == ["async, sim.", "sync, sim."]
-
-
-def test_a_trial_is_a_row_with_all_that_it_tried_and_the_loss_of_the_runs_that_did_not_diverge(tmp_path):
-    arm = SyntheticArm("sync")
-    tried = [{"learning_rate": rate, "momentum": momentum} for rate in (0.1, 1.0) for momentum in (0.0, 0.9)]
-    trials = [{"settings": settings, "seeds": [0, 1], "losses": [None, None]} for settings in tried]
-    runs = []
-    for number, settings in enumerate(tried):
-        for seed in (0, 1):
-            path = f"tuning/{arm.name}/t{number}-s{seed}"
-            runs.append(planned(path, "tuning", arm.name, seed, trial=number))
-            own = dataclasses.replace(arm, settings=settings)
-            curve = straight(6.0, 5.0 + number + 0.5 * seed, seconds=10.0)
-            status = "DONE"
-            if (number, seed) == (3, 1):
-                curve[-1] = (*curve[-1][:2], None)
-                status = "DIVERGED"
-            write_run(tmp_path / path, own, curve, seed=seed, status=status)
-    write_plan(tmp_path, [arm.as_json() | {"trials": trials, "chosen": tried[1]}], runs)
-    table = asyncsgd.load(tmp_path).table("tuning")
-    assert table[["learning_rate", "momentum"]].to_dict("records") == tried
-    assert table["loss"].tolist() == [5.25, 6.25, 7.25, 8.0]
-    assert table["runs"].tolist() == [2, 2, 2, 2]
-    assert table["diverged"].tolist() == [0, 0, 0, 1]
-    assert table["chosen"].tolist() == [False, True, False, False]
-    assert table["at_edge"].tolist() == [False, True, False, False]

@@ -100,16 +100,14 @@ def test_a_run_that_diverged_made_none_of_the_improvement(tmp_path):
 
 
 class OnSpeeds(SyntheticArm):
-    """An arm that is called by its speeds too."""
-
     @property
     def name(self):
-        return f"{self.algorithm}-{self.speeds.partition(':')[0]}"
+        return f"{self.algorithm}-{self.speeds}"
 
 
 def test_a_study_with_two_primary_conditions_is_no_task(tmp_path):
     arms = [OnSpeeds(name, speeds=speeds) for speeds in ("constant:1", "exponential:1") for name in ("sync", "async")]
-    curves = {arm.name: [straight(6.0, 4.0 + 0.1 * seed, seconds=10.0) for seed in range(3)] for arm in arms}
-    write_study(tmp_path, curves, arms, registration={"num_seeds": 3, "targets": {}})
-    with pytest.raises(UsageError, match=r"registered several primary conditions \(.*constant:1 and .*exponential:1"):
+    curves = {arm.name: [straight(6.0, 4.0, seconds=10.0)] for arm in arms}
+    write_study(tmp_path, curves, arms, registration={"num_seeds": 1})
+    with pytest.raises(UsageError, match="registered several primary conditions"):
         read_task(tmp_path)
