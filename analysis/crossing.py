@@ -53,6 +53,22 @@ def crossing_point(positions: ArrayLike, table: ArrayLike, level: float = 0.95) 
     >>> found = crossing_point([0, 1, 3], [[-1.1, -0.5, 0.5], [-0.9, -0.5, 0.5], [-1.0, -0.5, 0.5]])
     >>> round(found.at, 6), round(found.low, 6)
     (1.828427, 1.828427)
+
+    Without noise the interval is the point: on a delay, on the last one, where the mean only touches 0. A mean that
+    begins at 0 loses nothing, and one seed has no interval:
+
+    >>> def without_noise(*means, seeds=8):
+    ...     return crossing_point([0, 1, 3, 7], [means] * seeds)[:4]
+    >>> without_noise(-1.0, -0.5, 0.0, 1.0)
+    (3.0, 3.0, 3.0, '')
+    >>> without_noise(-1.0, -0.5, -0.5, 0.0)
+    (7.0, 7.0, inf, 'the 95 % interval ends at or beyond delay 7, the last measured')
+    >>> without_noise(-1.0, 0.0, -1.0, -1.0)
+    (1.0, 1.0, 1.0, 'the mean crosses 0 2 times, 1 of them from below; this is the first of those')
+    >>> without_noise(0.0, 0.2, 0.4, 0.6)[0]
+    nan
+    >>> without_noise(-1.0, -0.5, 0.0, 1.0, seeds=1)
+    (3.0, nan, nan, 'one seed gives no interval')
     """
     delays = np.asarray(positions, float)
     values = np.asarray(table, float)

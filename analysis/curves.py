@@ -32,7 +32,12 @@ def curve(frame: DataFrame, x: str, y: str = "loss") -> Curve:
 
 
 def loss_at(curve: Curve, position: float) -> float:
-    """The loss at a position, by linear interpolation between evaluations; nan before the first and after the last."""
+    """The loss at a position, by linear interpolation between evaluations; nan before the first and after the last.
+
+    >>> curve = np.array([0.0, 10.0, 20.0]), np.array([6.0, 4.0, 5.0])
+    >>> loss_at(curve, 2.5), loss_at(curve, 21)
+    (5.5, nan)
+    """
     x, y = curve
     if not len(x):
         return math.nan
@@ -51,6 +56,12 @@ def bracket(curve: Curve, target: float) -> tuple[float, float]:
     """The positions of the last evaluation above `target` and of the first one that holds it; inf: never.
 
     Between the two the target was reached.
+
+    >>> curve = np.array([0.0, 10.0, 20.0, 30.0]), np.array([6.0, 4.0, 5.0, 4.5])
+    >>> bracket(curve, 5.0), bracket(curve, 4.5)  # 10 is at 4.0, and 20 above 4.5 again
+    ((0.0, 10.0), (20.0, 30.0))
+    >>> bracket(curve, 6.0), bracket(curve, 4.2), bracket((np.array([]), np.array([])), 4.2)
+    ((0.0, 0.0), (inf, inf), (inf, inf))
     """
     k = first_held(curve, target)
     if k is None:
@@ -61,7 +72,12 @@ def bracket(curve: Curve, target: float) -> tuple[float, float]:
 
 
 def reached(curve: Curve, target: float) -> float:
-    """Where the line between the two evaluations of `bracket` is at `target`. No verdict rests on it."""
+    """Where the line between the two evaluations of `bracket` is at `target`. No verdict rests on it.
+
+    >>> curve = np.array([0.0, 10.0, 20.0, 30.0]), np.array([6.0, 4.0, 5.0, 4.5])
+    >>> reached(curve, 5.0), reached(curve, 4.5), reached(curve, 4.2)
+    (5.0, 30.0, inf)
+    """
     x, y = curve
     k = first_held(curve, target)
     if k is None:
@@ -77,6 +93,11 @@ def shared_position(curves: Sequence[Curve], end: float, tolerance: float) -> fl
     """The last position in [end / 2, end + tolerance] at which every curve has an evaluation; None: there is none.
 
     A curve has an evaluation there if one lies within `tolerance`.
+
+    >>> often, seldom = ((x, x) for x in (np.arange(0.0, 101.0, 20.0), np.arange(0.0, 101.0, 70.0)))
+    >>> shared_position([often, often], 100.0, 0.0), shared_position([often, seldom], 100.0, 10.0)
+    (100.0, 80.0)
+    >>> shared_position([often, seldom], 100.0, 9.0)
     """
     first, *others = curves
     for position in first[0][::-1].tolist():
@@ -184,7 +205,18 @@ def _nearest(x: Array, sparse: Array) -> list[int] | slice:
 
 
 def band(curves: Sequence[Curve]) -> tuple[Array, ...]:
-    """(x, mean, low, high) with 95 % t intervals, over the part that all curves cover; empty where there is none."""
+    """(x, mean, low, high) with 95 % t intervals, over the part that all curves cover; empty where there is none.
+
+    At 8 the two values are 1 and 7, whose standard error is 3; with one degree of freedom t is 12.706:
+
+    >>> early = np.array([0.0, 4.0, 8.0]), np.array([9.0, 5.0, 1.0])
+    >>> late = np.array([2.0, 6.0, 10.0]), np.array([7.0, 7.0, 7.0])
+    >>> grid, mean, low, high = band([early, late])
+    >>> grid.tolist(), mean.tolist(), round(low[-1], 2), round(high[-1], 2)
+    ([2.0, 4.0, 6.0, 8.0], [7.0, 6.0, 5.0, 4.0], np.float64(-34.12), np.float64(42.12))
+    >>> [len(part) for part in band([])]
+    [0, 0, 0, 0]
+    """
     known = [(x, y) for x, y in curves if len(x)]
     if not known:
         return (np.array([]),) * 4

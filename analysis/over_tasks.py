@@ -136,6 +136,11 @@ def performance_score(times: ArrayLike) -> list[float]:
     >>> [round(score, 6) for score in performance_score([[100, 200], [50, 40], [30, np.inf]])]
     [0.972222, 0.555556]
 
+    A workload that nobody finished gives nobody anything:
+
+    >>> [round(score, 6) for score in performance_score([[1, 1], [1, 5], [np.inf, np.inf]])]
+    [0.666667, 0.333333]
+
     References:
         Dahl et al., Benchmarking Neural Network Training Algorithms, 2023, section 4.
     """

@@ -11,12 +11,10 @@ import yaml
 from gallery import sentences
 from tasks import Plane
 
-from analysis.comparisons import Comparisons
 from analysis.parallelism import main as report
 from analysis.stats import Interval
-from analysis.ways import above_never_answering, f1_curve, scores_of, ways_of
-from asyncsgd.records.events import StagesUsed, read_events
-from asyncsgd.records.run_folder import RunFolder
+from analysis.ways import above_never_answering, f1_curve, scores_of
+from asyncsgd.records.events import read_events
 from asyncsgd.worker.worker import Loss, OnAllGPUs
 from parallelism import main
 
@@ -51,27 +49,6 @@ def test_a_curve_of_f1_has_the_places_where_all_runs_were_evaluated():
     rows = [("a", 0, 0.5), ("a", 80, 0.4), ("b", 0, 0.6), ("b", 80, None), ("b", 96, 0.5)]
     curves = pandas.DataFrame(rows, columns=["run", "samples", "metric.f1"])
     assert f1_curve(curves) == [(0, pytest.approx(0.55))]
-
-
-def test_the_bubble_is_what_stages_do_not_compute_of_the_time_of_a_first_one(tmp_path):
-    # Replica, stage, seconds computed, passed and exchanged, bytes sent: of 10 s a stage computes 6 in the mean.
-    stages = [(0, 0, 8.0, 10.0, 1.0, 600.0), (0, 1, 6.0, 10.0, 1.0, 200.0)]
-    stages += [(1, 0, 6.0, 10.0, 0.5, 600.0), (1, 1, 4.0, 10.0, 0.5, 200.0)]
-    folder = RunFolder(tmp_path / "a")
-    folder.append(StagesUsed(10, 80, 10.0, tuple(stages)))
-    folder.close()
-    place = {"comparison": "parallel", "model": "tiny", "arm": "pipeline 4"}
-    settings = {"mode": "pipeline", "pipeline_schedule": "1f1b", "stages": 2, "micro_batches": 4}
-    run = {"run": "a", "seed": 0, "diverged": False, "loss": 2.0, "seconds": 10.0, "samples": 80.0, "workers": 4}
-    run |= {"oversubscribed": False, "summary": {}, "settings": settings, "path": tmp_path / "a", **place}
-    curve = {"run": "a", "updates": [0, 10], "samples": [0, 80], "seconds": [0.0, 10.0], "loss": [3.0, 2.0]}
-    arms = pandas.DataFrame([place | {"reference": "pipeline 4", "why": ""}])
-    comparisons = Comparisons("few", pandas.DataFrame([run]), pandas.DataFrame(curve), arms, arms, [])
-    (way,) = ways_of(comparisons).itertuples()
-    assert way.bubble == pytest.approx(0.4)
-    assert way.formula == pytest.approx(1 / 5)
-    assert way.exchange == pytest.approx(3.0 / 4 / 10)
-    assert way.bytes_per_sample == 1600 / 80
 
 
 def test_a_data_parallel_batch_without_gpus_is_the_bare_loss():

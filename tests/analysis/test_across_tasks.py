@@ -100,7 +100,3 @@ def test_the_performance_score_is_the_area_under_the_profile():
         assert score == pytest.approx((ratio[:, None] <= taus).mean(), abs=1e-4)
     assert performance_score(7 * times) == pytest.approx(scores)
     assert performance_score(times[:, ::-1]) == pytest.approx(scores[::-1])
-
-
-def test_a_workload_that_nobody_finished_gives_nobody_anything():
-    assert performance_score([[1, 1], [1, 5], [math.inf, math.inf]]) == pytest.approx([2 / 3, 1 / 3])

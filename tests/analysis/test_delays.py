@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from analysis.crossing import Crossing, crossing_point
+from analysis.crossing import crossing_point
 
 DELAYS = [0, 1, 2, 4, 8, 16]
 examples = settings(derandomize=True, deadline=None, max_examples=60)
@@ -92,33 +92,6 @@ def test_what_is_odd_about_a_crossing_is_told(means, told):
         assert part in found.reason
     if told != ["no advantage at delay 0 and gains one by 16"]:
         assert_agrees_with_the_scan(found, DELAYS, table(means))
-
-
-def test_without_noise_the_interval_is_the_point():
-    found = crossing_point([0, 1, 3, 7], table([-1.0, -0.5, 0.5, 1.0], spread=0.0))
-    point = pytest.approx(math.sqrt(8) - 1)
-    assert found == Crossing(point, point, point, "", (found.at,))
-    on_a_delay = crossing_point([0, 1, 3, 7], table([-1.0, -0.5, 0.0, 1.0], spread=0.0))
-    assert on_a_delay == Crossing(3.0, 3.0, 3.0, "", (3.0,))
-    on_the_last = crossing_point([0, 1, 3, 7], table([-1.0, -0.5, -0.5, 0.0], spread=0.0))
-    assert on_the_last.at == 7.0
-    assert on_the_last.low == 7.0
-    assert on_the_last.high == math.inf
-    touching = crossing_point([0, 1, 3, 7], table([-1.0, 0.0, -1.0, -1.0], spread=0.0))
-    assert touching.at == 1.0
-    assert touching.low == 1.0
-    assert touching.high == 1.0
-    assert "crosses 0 2 times" in touching.reason
-    nothing_to_lose = crossing_point(DELAYS, table([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], spread=0.0))
-    assert math.isnan(nothing_to_lose.at)
-
-
-def test_one_seed_has_a_crossing_and_no_interval():
-    one_seed = crossing_point([0, 1, 3], [[-1.0, -0.5, 0.5]])
-    assert one_seed.at == pytest.approx(math.sqrt(8) - 1)
-    assert math.isnan(one_seed.low)
-    assert math.isnan(one_seed.high)
-    assert one_seed.reason == "one seed gives no interval"
 
 
 means = st.lists(st.integers(-20, 20).map(lambda k: k / 10), min_size=2, max_size=6)

@@ -11,13 +11,9 @@ from scipy import stats as scipy_stats
 
 from analysis import stats
 from analysis.curves import (
-    band,
-    bracket,
-    loss_at,
     losses_around,
     lowest_held,
     reached,
-    shared_position,
     thinned_to_sparsest,
 )
 
@@ -166,39 +162,12 @@ def test_the_level_of_the_tests_holds_in_null_studies(n):
 CURVE = np.array([0.0, 10.0, 20.0, 30.0]), np.array([6.0, 4.0, 5.0, 4.5])
 
 
-def test_a_target_is_reached_where_the_next_evaluation_holds_it():
-    assert reached(CURVE, 5.0) == 5.0
-    assert reached(CURVE, 4.5) == 30.0
-    assert reached(CURVE, 4.2) == math.inf
-    assert lowest_held(CURVE) == 4.5
-    assert loss_at(CURVE, 2.5) == 5.5
-    assert math.isnan(loss_at(CURVE, 31))
-
-
-def test_a_crossing_lies_between_the_last_look_above_the_target_and_the_first_that_holds_it():
-    assert bracket(CURVE, 5.0) == (0.0, 10.0)
-    assert bracket(CURVE, 4.5) == (20.0, 30.0)  # 10 is at 4.0, and 20 above it again
-    assert bracket(CURVE, 6.0) == (0.0, 0.0)
-    assert bracket(CURVE, 4.2) == (math.inf, math.inf)
-    assert bracket((np.array([]), np.array([])), 4.2) == (math.inf, math.inf)
-
-
 def test_a_loss_is_that_of_a_look_within_an_update_or_lies_between_those_of_the_looks_around_it():
     assert losses_around(CURVE, 11.0, 1.0) == (4.0, 4.0)
     assert losses_around(CURVE, 7.0, 1.0) == (4.0, 6.0)
     assert losses_around(CURVE, 25.0, 1.0) == (4.5, 5.0)
     for position in (15.0, 40.0):  # it rises from 4 to 5; and nothing is known after the last look
         assert np.isnan(losses_around(CURVE, position, 1.0)).all()
-
-
-def test_the_last_look_that_all_curves_share_is_in_the_second_half():
-    every_20 = np.arange(0.0, 101.0, 20.0)
-    every_70 = np.arange(0.0, 101.0, 70.0)
-    often = (every_20, every_20)
-    seldom = (every_70, every_70)
-    assert shared_position([often, often], 100.0, 0.0) == 100.0
-    assert shared_position([often, seldom], 100.0, 10.0) == 80.0
-    assert shared_position([often, seldom], 100.0, 9.0) is None
 
 
 @given(st.lists(st.floats(0.0, 9.0), min_size=1, max_size=8), st.floats(0.0, 9.0))
@@ -220,15 +189,3 @@ def test_no_curve_keeps_more_looks_than_the_sparsest(numbers, ends):
         assert (kept == values).all()
         assert kept[-1] == x[-1]
         assert (kept <= common_end).sum() <= fewest + 1
-
-
-def test_a_band_covers_what_all_curves_cover_and_its_mean_is_that_of_straight_lines():
-    early = (np.array([0.0, 4.0, 8.0]), np.array([9.0, 5.0, 1.0]))
-    late = (np.array([2.0, 6.0, 10.0]), np.array([7.0, 7.0, 7.0]))
-    grid, mean, low, high = band([early, late])
-    assert grid.tolist() == [2.0, 4.0, 6.0, 8.0]
-    assert mean.tolist() == [7.0, 6.0, 5.0, 4.0]
-    width = 12.706 * 3  # at 8 the values are 1 and 7, whose standard error is 3
-    assert low[-1] == pytest.approx(4 - width, abs=1e-3)
-    assert high[-1] == pytest.approx(4 + width, abs=1e-3)
-    assert [len(part) for part in band([])] == [0, 0, 0, 0]

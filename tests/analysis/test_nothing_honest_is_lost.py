@@ -5,9 +5,8 @@ import json
 import shutil
 
 import pytest
-from doors import asyncsgd
 from scenarios import ASYNC, BUDGET_SECONDS, EIGHT, SOONER, SYNC, reaches, row_of, study_of, two_arms
-from synthetic import SyntheticArm, edit_json, planned, straight, went_on, write_run
+from synthetic import SyntheticArm, edit_json, planned, went_on, write_run
 
 CURVES = [[reaches(time) for time in times] for times in (EIGHT, SOONER)]
 TIME = "time_to_target"
@@ -98,22 +97,3 @@ def test_an_arm_keeps_its_word_beside_a_control_with_another_batch_and_budget(tm
     beside_control = found.tests["reference"] == small.name
     rows = found.tests[beside_control & (found.tests["treatment"] == ASYNC.name)]
     assert rows["word"].to_list() == ["better"]
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [("learning_rate", 1e-3), ("precision", "bf16"), ("weight_decay", 0.1), ("clip_norm", 0.5), ("optimizer", "sgd")],
-)
-def test_loose_runs_may_differ_in_what_arms_names_and_in_nothing_else(tmp_path, setting, value):
-    sync = dataclasses.replace(SYNC, settings={})
-    other = dataclasses.replace(ASYNC, settings={setting: value})
-    for seed in range(8):
-        of_sync = straight(9.0, 6.0 + 0.01 * seed, seconds=20.0)
-        of_async = straight(9.0, 5.0 - 0.02 * seed, seconds=20.0)
-        write_run(tmp_path / f"sync-{seed}", sync, of_sync, seed=seed)
-        write_run(tmp_path / f"async-{seed}", other, of_async, seed=seed)
-    unsaid = asyncsgd.load(tmp_path)
-    said = asyncsgd.load(tmp_path, arms=[setting])
-    assert set(unsaid.tests["word"]) == {"not comparable"}
-    assert "better" in set(said.tests["word"])
-    assert "not comparable" not in set(said.tests["word"])
