@@ -58,7 +58,8 @@ def crossing_point(positions: ArrayLike, table: ArrayLike, level: float = 0.95) 
     begins at 0 loses nothing, and one seed has no interval:
 
     >>> def without_noise(*means, seeds=8):
-    ...     return crossing_point([0, 1, 3, 7], [means] * seeds)[:4]
+    ...     at, low, high, reason, _ = crossing_point([0, 1, 3, 7], [means] * seeds)
+    ...     return float(at), float(low), float(high), reason
     >>> without_noise(-1.0, -0.5, 0.0, 1.0)
     (3.0, 3.0, 3.0, '')
     >>> without_noise(-1.0, -0.5, -0.5, 0.0)
