@@ -3,7 +3,7 @@
     python experiments/sweep.py experiments/configs/quick.yaml
 
 It is ``asyncsgd study``, see `asyncsgd.scripts.study`. What is finished is skipped, so the same command goes on where a
-stopped or killed study was. `asyncsgd/studies/plan.py` says what a config may hold."""
+stopped or killed study was. docs/study.md says what a config holds."""
 
 from __future__ import annotations
 

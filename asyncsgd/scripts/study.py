@@ -2,8 +2,8 @@
 
     asyncsgd study quick
 
-What is finished is skipped, so the same command goes on where a stopped or killed study was. `asyncsgd/studies/plan.py`
-says what a config may hold."""
+What is finished is skipped, so the same command goes on where a stopped or killed study was. docs/study.md says what a
+config holds."""
 
 from __future__ import annotations
 

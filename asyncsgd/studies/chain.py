@@ -140,14 +140,14 @@ class Chain:
         numbers = [number for number, stage in enumerate(stages, start=1) if stage.trials]
         return stages[: max(numbers, default=0)]
 
-    def rounds(self, stage: str) -> int:
-        """In how many rounds, at most, the runs of a stage of the plan are started.
+    def rounds(self, stage_of_plan: str) -> int:
+        """In how many rounds, at most, the runs of a stage of the plan are started; see `asyncsgd.studies.runs.STAGES`.
 
         A stage of the plan may hold several stages of the chain, and each of these waits for the runs of the one before
         it. One that is tuned takes two rounds: its trials, and then the runs that start from the chosen trial.
         """
         lengths = {"before": 2 * len(self.before), "trial": 2 * len(self.on_tuning_seeds), "after": len(self.after)}
-        return max(1, lengths.get(stage, 1))
+        return max(1, lengths.get(stage_of_plan, 1))
 
     def stage_of(self, folder: str) -> ChainStage | None:
         """The stage of a run outside the stage with the arms, which the run's folder names.
