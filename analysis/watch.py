@@ -1,7 +1,8 @@
 """``python -m analysis watch RUN_DIR [--once]``: a live view of a run in the terminal.
 
 It reads the run folder and nothing else, so it changes nothing and works wherever the folder can be read. It ends when
-the run ends, however it ends, and with Ctrl-C."""
+the run ends, however it ends, and with Ctrl-C. Where the folder shows no lock, as in a copy, a run that writes nothing
+for 5 s counts as ended."""
 
 from __future__ import annotations
 
