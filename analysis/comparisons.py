@@ -15,7 +15,7 @@ import numpy as np
 from pandas import DataFrame
 
 from analysis.answers import MAX_UNEXPLAINED_SHARE, QuestionRow, answer_family, margin_in_words, question_of_numbers
-from analysis.curves import reached, unit_of
+from analysis.curves import crossing_at, unit_of
 from analysis.gate import MAX_OTHER_LOAD, compare_arms, settings_that_differ
 from analysis.measure import Measure
 from analysis.read import read as read_study
@@ -367,7 +367,7 @@ def _at_threshold(own: DataFrame, measure: Measure, threshold: float) -> Columns
     alive = own[~own["diverged"]]
     times = []
     for run in alive["run"]:
-        seconds = reached(measure.curve(run, "seconds"), threshold)
+        seconds = crossing_at(measure.curve(run, "seconds"), threshold)
         if math.isfinite(seconds):
             times.append(seconds)
     return {

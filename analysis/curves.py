@@ -71,11 +71,11 @@ def bracket(curve: Curve, target: float) -> tuple[float, float]:
     return float(x[before]), float(x[k])
 
 
-def reached(curve: Curve, target: float) -> float:
+def crossing_at(curve: Curve, target: float) -> float:
     """Where the line between the two evaluations of `bracket` is at `target`. No verdict rests on it.
 
     >>> curve = np.array([0.0, 10.0, 20.0, 30.0]), np.array([6.0, 4.0, 5.0, 4.5])
-    >>> reached(curve, 5.0), reached(curve, 4.5), reached(curve, 4.2)
+    >>> crossing_at(curve, 5.0), crossing_at(curve, 4.5), crossing_at(curve, 4.2)
     (5.0, 30.0, inf)
     """
     x, y = curve

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from analysis.curves import Curve, curve, loss_at, lowest_held, reached, thinned_to_sparsest, unit_of
+from analysis.curves import Curve, crossing_at, curve, loss_at, lowest_held, thinned_to_sparsest, unit_of
 from analysis.gate import ArmsCompared, compare_arms, differences_by_design
 from analysis.questions import Plan
 from analysis.read import read
@@ -201,7 +201,7 @@ def compare_curves(ours: Curve, theirs: Curve) -> tuple[list[float], float]:
     for share in SHARES:
         # the last target may miss the lowest loss by rounding
         target = max(first - share * (first - lowest), lowest)
-        ratio = reached(our_thinned, target) / reached(their_thinned, target)
+        ratio = crossing_at(our_thinned, target) / crossing_at(their_thinned, target)
         logs.append(math.log(ratio))
     end = min(ours[0][-1], theirs[0][-1])
     return logs, loss_at(ours, end) - loss_at(theirs, end)

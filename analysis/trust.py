@@ -11,7 +11,7 @@ import numpy as np
 from pandas import DataFrame, Series
 
 from analysis import stats
-from analysis.curves import lowest_held, reached, thinned_to_sparsest
+from analysis.curves import crossing_at, lowest_held, thinned_to_sparsest
 from analysis.gate import BUDGET, MAX_OTHER_LOAD, compare_arms, differences_by_design
 from analysis.measure import Measure
 from analysis.questions import Plan, conditions
@@ -133,7 +133,7 @@ def _guard_of_arms(study: StudyTables, measure: Measure, own: DataFrame, theirs:
     goal = max(goal, study.plan.targets.get(arm, -math.inf))
     if goal >= min(float(losses[0]) for _, losses in curves):
         return None  # a run began at the goal or below it, so it says nothing of the speed of that run
-    samples = [reached(curve, goal) for curve in thinned_to_sparsest(curves)]
+    samples = [crossing_at(curve, goal) for curve in thinned_to_sparsest(curves)]
     batch = float(_global_batch(own).max())
     word, sentence = compare_samples(samples[: len(our_runs)], samples[len(our_runs) :], batch)
     return word, f"samples to {goal:.4g} {sentence}"

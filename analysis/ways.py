@@ -14,7 +14,7 @@ from analysis import gallery
 from analysis.comparison_sections import TablePart, addition_of, is_known, styles_of
 from analysis.comparison_sections import parts_of as parts_of_comparisons
 from analysis.comparisons import Comparisons, of_arm, read
-from analysis.curves import reached, thinned_to_sparsest
+from analysis.curves import crossing_at, thinned_to_sparsest
 from analysis.measure import Measure
 from analysis.page import Addition, Drawing, drawing, slug
 from analysis.plots import DASHED
@@ -172,9 +172,9 @@ def _samples_to_target(runs: DataFrame, reference: DataFrame, measure: Measure) 
         own, other = thinned_to_sparsest([own, other])
         if target >= min(own[1][0], other[1][0]):
             continue  # one of them began there, so that there are no samples to compare
-        samples = reached(own, target)
+        samples = crossing_at(own, target)
         if math.isfinite(samples):
-            yield math.log(samples / reached(other, target))
+            yield math.log(samples / crossing_at(other, target))
 
 
 def _formula(settings: Mapping[str, Any]) -> float:

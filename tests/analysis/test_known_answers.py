@@ -11,9 +11,9 @@ from scipy import stats as scipy_stats
 
 from analysis import stats
 from analysis.curves import (
+    crossing_at,
     losses_around,
     lowest_held,
-    reached,
     thinned_to_sparsest,
 )
 
@@ -173,7 +173,7 @@ def test_a_loss_is_that_of_a_look_within_an_update_or_lies_between_those_of_the_
 @given(st.lists(st.floats(0.0, 9.0), min_size=1, max_size=8), st.floats(0.0, 9.0))
 def test_the_lowest_held_loss_is_the_lowest_target_that_is_reached(losses, target):
     curve = np.arange(len(losses), dtype=float), np.array(losses)
-    assert math.isfinite(reached(curve, target)) == (target >= lowest_held(curve))
+    assert math.isfinite(crossing_at(curve, target)) == (target >= lowest_held(curve))
 
 
 @given(st.lists(st.integers(2, 40), min_size=2, max_size=3), st.lists(st.floats(5.0, 50.0), min_size=3, max_size=3))
