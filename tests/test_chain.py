@@ -322,6 +322,7 @@ def test_a_chain_is_made_by_one_command_and_its_last_run_names_every_run_before_
     tests = study.tests[study.tests["endpoint"] == "accuracy"]
     pairs_of_arms = set(zip(tests["treatment"], tests["reference"], strict=True))
     assert pairs_of_arms == {("async-w2-virtual", "sync-w2-virtual"), ("sync-w2-virtual", "baseline")}
+    assert set(tests["word"]) == {"too few seeds"}
 
 
 def test_an_arm_that_diverged_upstream_has_the_worst_score_after_every_stage_in_between():
