@@ -31,7 +31,7 @@ from asyncsgd.core.limits import EvaluationPoints, Limits, TrainingClock
 from asyncsgd.core.optimizers import StepTakenByWorker
 from asyncsgd.core.protocol import Arrived, Measured
 from asyncsgd.core.state import State, restore, state_of
-from asyncsgd.errors import RunError
+from asyncsgd.errors import RunError, is_out_of_memory
 from asyncsgd.records.events import Gradient, StageUse, Taken
 from asyncsgd.run.run import Run
 from asyncsgd.tasks.base import Sums, decode_sums, encode_sums
@@ -423,6 +423,17 @@ def group_size_function(budget: Limits, evaluations: int, batch_size: int) -> Ca
 
 
 def is_lost_contact(error: Exception) -> bool:
-    """Whether a collective failed because its peers did, as far as gloo and NCCL let one tell."""
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(sign in text for sign in ("gloo", "nccl", "connection", "socket"))
+    """Whether a collective failed because its peers did, as far as gloo and NCCL let one tell.
+
+    >>> is_lost_contact(RuntimeError("[/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"))
+    True
+    >>> is_lost_contact(dist.DistBackendError("NCCL error: remote process exited"))
+    True
+    >>> is_lost_contact(dist.DistBackendError("NCCL error: Cuda failure 2 'out of memory'"))
+    False
+    >>> is_lost_contact(RunError("the forward pass changes the parameter 'skip_connection.weight'"))
+    False
+    """
+    # Gloo has no class of its own: its errors begin with the place in its source.
+    has_failed = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/" in str(error))
+    return has_failed and not is_out_of_memory(error)

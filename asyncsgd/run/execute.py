@@ -397,7 +397,7 @@ def _train_sync(live: Live, torchrun_world: World | None) -> Result:
                     processes.stop_seconds = 1.0
                 return _interrupted_before(live)
             if processes is not None and any(processes.exit_code(rank) is not None for rank in range(1, number)):
-                raise _rank_is_lost(processes, number)
+                raise _rank_is_lost(processes, number, None)
         try:
             with world.group(live.run.as_sent_to(0).device, live.run.output.interface):
                 return _run_rank_zero(live, worker, resume)
@@ -405,7 +405,7 @@ def _train_sync(live: Live, torchrun_world: World | None) -> Result:
             if not is_lost_contact(error):
                 raise
             if processes is not None:
-                raise _rank_is_lost(processes, number) from error
+                raise _rank_is_lost(processes, number, error) from error
             # This rank has the parameters of the last step that all have taken.
             return Result(FAILED, f"a rank is gone: {str(error).splitlines()[0]}")
 
@@ -449,17 +449,25 @@ def _run_rank_zero(live: Live, worker: Worker | None, resume: tuple[Path, str] |
     return result
 
 
-def _rank_is_lost(processes: ChildProcesses, num_workers: int) -> RunError:
-    rank, reason = _first_lost(processes, num_workers)
+def _rank_is_lost(processes: ChildProcesses, num_workers: int, error: RuntimeError | None) -> RunError:
+    rank, reason = _first_lost(processes, num_workers, error)
     return RunError(
         f"rank {rank} is lost ({reason}) and synchronous training cannot go on without it; the other ranks "
         f"were stopped. --mode async goes on when a worker is lost"
     )
 
 
-def _first_lost(processes: ChildProcesses, num_workers: int) -> tuple[int, str]:
+def _first_lost(processes: ChildProcesses, num_workers: int, error: RuntimeError | None) -> tuple[int, str]:
     """The rank to blame, and how it ended: the first by number of those that did not merely lose contact to another
-    one. If all have lost contact, it is the first of them.
+    one. If all have lost contact, it is the first of them, and what this process has met is told too.
+
+    Args:
+        error: what this process has met; None: it has not been in contact with the others.
+
+    >>> from types import SimpleNamespace
+    >>> all_live = SimpleNamespace(how_it_ended=lambda rank, seconds: None)
+    >>> _first_lost(all_live, 2, RuntimeError("Timed out"))
+    (0, 'its connection was closed; rank 0 met: Timed out')
     """
     failed = {}
     failed_by_itself = {}
@@ -474,7 +482,10 @@ def _first_lost(processes: ChildProcesses, num_workers: int) -> tuple[int, str]:
         if exit_code != LOST_CONTACT:
             failed_by_itself[rank] = how_it_ended
     to_blame = failed_by_itself or failed
-    return min(to_blame.items(), default=(0, "its connection was closed"))
+    rank, how = min(to_blame.items(), default=(0, "its connection was closed"))
+    if error is not None and not failed_by_itself:
+        how += f"; rank 0 met: {str(error).splitlines()[0]}"
+    return rank, how
 
 
 _TRAIN: dict[type[runtimes.Runtime], Callable[[Live, World | None], Result]] = {
