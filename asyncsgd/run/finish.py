@@ -31,7 +31,7 @@ from asyncsgd.worker.profile import flops_per_sample, peak_bytes, peak_flops
 
 RATES = ("tokens_per_second", "model_flops_per_sample", "peak_flops_per_second", "model_flops_utilisation")
 SHORTEST_SECONDS = 1.0
-"""Of training. The rates of a shorter run say how it began."""
+"""A training that was shorter gets no rates: they would be those of its beginning."""
 SAMPLE_ORDER = "order of samples"
 """What its number is called among the things that a run began from."""
 INITIAL_PARAMETERS = "initial parameters"
