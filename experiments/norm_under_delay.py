@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from asyncsgd.backends.launch import Launch
@@ -40,6 +41,7 @@ from asyncsgd.records.machine import available_cores
 from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.run.choose_folder import open_run_folder, read_summary
 from asyncsgd.scripts.base import run_script
+from asyncsgd.settings.numbers import out_of_bounds
 from asyncsgd.settings.shipped import CONFIGS
 from asyncsgd.settings.task import task_flags
 from asyncsgd.studies.config import FolderPart, Keys, PositiveFloat, Seeds, Settings, StudyName, read_config, typed
@@ -187,7 +189,8 @@ def best_rate(losses: Mapping[Trial, float], arm: str, delay: int) -> float:
 
 
 Costs = Mapping[str, Mapping[int, Sequence[float]]]
-"""Arm -> delay -> the cost of each seed, in their order."""
+"""Arm -> delay -> the cost of each seed, in their order: infinite where the run with the delay diverged, and nan where
+the run without one did, so that nothing is known of the cost."""
 
 
 def costs_of(config: Config, losses: Mapping[tuple[str, int, int], float]) -> Costs:
@@ -199,27 +202,37 @@ def costs_of(config: Config, losses: Mapping[tuple[str, int, int], float]) -> Co
     >>> costs_of(config, losses | {("b", delay, seed): 1.0 * seed for delay in (0, 3) for seed in (1, 2)})
     {'a': {3: [0.5, 0.25]}, 'b': {3: [0.0, 0.0]}}
     """
-    return {
-        arm: {
-            delay: [losses[arm, delay, seed] - losses[arm, 0, seed] for seed in config.seeds]
-            for delay in config.delays[1:]
-        }
-        for arm in config.arms
-    }
+    costs: dict[str, dict[int, list[float]]] = {}
+    for arm in config.arms:
+        costs[arm] = {delay: [] for delay in config.delays[1:]}
+        for delay, seed in itertools.product(config.delays[1:], config.seeds):
+            without_delay = losses[arm, 0, seed]
+            if math.isinf(without_delay):
+                cost = math.nan
+            else:
+                cost = losses[arm, delay, seed] - without_delay
+            costs[arm][delay].append(cost)
+    return costs
 
 
 def answers(config: Config, costs: Costs) -> list[dict[str, Any]]:
-    """A row for each difference and delay, tested within its family."""
+    """A row for each difference and delay, tested within its family on the seeds whose costs are known."""
     from analysis import answers
 
     rows = []
     for family, (arm, reference) in config.differences.items():
         delays = config.delays[1:]
-        questions = [answers.question_of_numbers(costs[arm][delay], costs[reference][delay]) for delay in delays]
+        questions = []
+        for delay in delays:
+            pairs = list(zip(costs[arm][delay], costs[reference][delay], strict=True))
+            known = [pair for pair in pairs if not np.isnan(pair).any()]
+            ours = [pair[0] for pair in known]
+            theirs = [pair[1] for pair in known]
+            questions.append(answers.question_of_numbers(ours, theirs))
         for delay, row in zip(delays, answers.answer_family(questions), strict=True):
-            known = {"family": family, "arm": arm, "reference": reference, "delay": delay}
+            named = {"family": family, "arm": arm, "reference": reference, "delay": delay}
             shown = ("estimate", "low", "high", "p", "p_holm", "word", "n")
-            rows.append(known | {key: getattr(row, key) for key in shown})
+            rows.append(named | {key: getattr(row, key) for key in shown})
     return rows
 
 
@@ -237,12 +250,16 @@ def text(config: Config, rates: Mapping[str, Any], losses: Mapping[tuple[str, in
         shown = mean_of([losses[arm, delay, seed] for seed in config.seeds])
         cost = mean_of(costs[arm][delay]) if delay else ""
         lines.append(f"| {arm} | {delay} | {rates[arm][delay]:g} | {shown} | {cost} |")
-    lines += ["", "| difference of costs | delay | nats | p, Holm | its cost is |", "|---|---:|---|---:|---|"]
+    lines += [
+        "",
+        "| difference of costs | delay | seeds | nats | p, Holm | its cost is |",
+        "|---|---:|---:|---|---:|---|",
+    ]
     rows = answers(config, costs)
     for row in rows:
         between = f"{row['estimate']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
         names = f"{row['family']}: {row['arm']} - {row['reference']}"
-        lines.append(f"| {names} | {row['delay']} | {between} | {row['p_holm']:.3f} | {row['word']} |")
+        lines.append(f"| {names} | {row['delay']} | {row['n']} | {between} | {row['p_holm']:.3f} | {row['word']} |")
     lines.append("")
     for family in config.differences:
         lines.append(sentence([row for row in rows if row["family"] == family]))
@@ -286,17 +303,22 @@ def sentence(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def picture(config: Config, costs: Costs, path: Path) -> None:
-    """Draw the mean cost of each delay with its 95 % interval, an arm a line."""
+    """Draw the mean cost of each delay with its 95 % interval, an arm a line. A delay at which a run of the arm has
+    diverged has no point: the mean of the others would be that of those that bear the delay."""
     from analysis import plots
     from analysis.stats import t_interval
 
     drawn, (axes,) = plots.figure()
     for number, (arm, of_arm) in enumerate(costs.items()):
-        shown = [t_interval(values) for values in of_arm.values()]
+        shown = [t_interval(values if np.isfinite(values).all() else []) for values in of_arm.values()]
         places = [delay + 0.15 * (number - 1) for delay in of_arm]
         heights = [one.estimate for one in shown]
         ends = [[one.estimate - one.low for one in shown], [one.high - one.estimate for one in shown]]
-        look = {"marker": plots.MARKERS[number], "ls": plots.DASHES[number], "capsize": 3}
+        look = {
+            "marker": plots.MARKERS[number % len(plots.MARKERS)],
+            "ls": plots.DASHES[number % len(plots.DASHES)],
+            "capsize": 3,
+        }
         axes.errorbar(places, heights, ends, label=arm, **look)
     axes.axhline(0.0, color=plots.MUTED, lw=0.8)
     axes.set(xlabel="delay (updates)", ylabel="cost (nats)", xticks=config.delays[1:])
@@ -326,6 +348,8 @@ def run(argv: list[str], stop: StopRequest) -> int:
     flags.add_argument("--out", type=Path, help="folder of the runs and of the results (default: runs/NAME)")
     flags.add_argument("--jobs", type=int, default=available_cores(), help="runs side by side (default: the cores)")
     given = flags.parse_args(argv)
+    if wanted := out_of_bounds(given.jobs, at_least=1):
+        raise UsageError(f"--jobs must be {wanted}, got {given.jobs}")
     config: Config = typed(read_config(given.config), Config, str(given.config))
     out = given.out or Path("runs") / config.name
     out.mkdir(parents=True, exist_ok=True)

@@ -131,6 +131,21 @@ def test_the_text_says_every_cost_and_every_difference_and_a_run_that_diverged()
     assert "| reestimated | 7 | 0.2 | 1 of 8 diverged | 1 of 8 diverged |" in text(CONFIG, rates, losses, same=24)
 
 
+@pytest.mark.parametrize("diverged", [("reestimated",), ("reestimated", "group")])
+def test_a_seed_whose_run_without_delay_diverged_is_no_answer(diverged):
+    losses = drawn_losses()
+    without = {place: loss for place, loss in losses.items() if place[2] != 13}
+    for arm in diverged:
+        losses[arm, 0, 13] = losses[arm, 3, 13] = float("inf")
+    rows = answers(CONFIG, costs_of(CONFIG, losses))[:2]
+    others = Config(**GIVEN | {"seeds": [seed for seed in SEEDS if seed != 13]})
+    assert rows == answers(others, costs_of(others, without))[:2]
+    assert {row["n"] for row in rows} == {7}
+    said = text(CONFIG, dict.fromkeys(CONFIG.arms, dict.fromkeys(CONFIG.delays, 0.2)), losses, same=24)
+    assert "| reestimated | 7 | 0.2 |" in said
+    assert "nan" not in said.partition("Primary:")[2]
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
