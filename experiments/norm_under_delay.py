@@ -250,11 +250,8 @@ def text(config: Config, rates: Mapping[str, Any], losses: Mapping[tuple[str, in
         shown = mean_of([losses[arm, delay, seed] for seed in config.seeds])
         cost = mean_of(costs[arm][delay]) if delay else ""
         lines.append(f"| {arm} | {delay} | {rates[arm][delay]:g} | {shown} | {cost} |")
-    lines += [
-        "",
-        "| difference of costs | delay | seeds | nats | p, Holm | its cost is |",
-        "|---|---:|---:|---|---:|---|",
-    ]
+    lines += ["", "| difference of costs | delay | seeds | nats | p, Holm | its cost is |"]
+    lines.append("|---|---:|---:|---|---:|---|")
     rows = answers(config, costs)
     for row in rows:
         between = f"{row['estimate']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
@@ -314,12 +311,9 @@ def picture(config: Config, costs: Costs, path: Path) -> None:
         places = [delay + 0.15 * (number - 1) for delay in of_arm]
         heights = [one.estimate for one in shown]
         ends = [[one.estimate - one.low for one in shown], [one.high - one.estimate for one in shown]]
-        look = {
-            "marker": plots.MARKERS[number % len(plots.MARKERS)],
-            "ls": plots.DASHES[number % len(plots.DASHES)],
-            "capsize": 3,
-        }
-        axes.errorbar(places, heights, ends, label=arm, **look)
+        marker = plots.MARKERS[number % len(plots.MARKERS)]
+        dash = plots.DASHES[number % len(plots.DASHES)]
+        axes.errorbar(places, heights, ends, label=arm, marker=marker, ls=dash, capsize=3)
     axes.axhline(0.0, color=plots.MUTED, lw=0.8)
     axes.set(xlabel="delay (updates)", ylabel="cost (nats)", xticks=config.delays[1:])
     axes.legend(frameon=False)
