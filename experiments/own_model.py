@@ -40,12 +40,16 @@ class Shapes(asyncsgd.Task):
     noise: float = setting(0.7, "standard deviation of every pixel", at_least=0)
     train_images: int = setting(4000, "images to train on", at_least=1)
 
+    def __post_init__(self) -> None:
+        if self.width % 4:
+            raise ValueError("width must be a multiple of 4, since GroupNorm has four groups")
+
     def model(self, seed: int) -> nn.Module:
         width = self.width
         with asyncsgd.seeded(seed):
             return nn.Sequential(
                 nn.Conv2d(1, width, 3, padding=1),
-                nn.GroupNorm(4, width),  # not BatchNorm: local steps and Hogwild keep no running statistics
+                nn.GroupNorm(4, width),  # not BatchNorm: Hogwild and pipelines keep no running statistics
                 nn.ReLU(),
                 nn.MaxPool2d(2),
                 nn.Conv2d(width, 2 * width, 3, padding=1),

@@ -90,6 +90,10 @@ class Images(asyncsgd.Task):
     noise: float = setting(3.0, "standard deviation of every pixel of made images", at_least=0)
     train_images: int = setting(2000, "made images to train on", at_least=1)
 
+    def __post_init__(self) -> None:
+        if self.norm == "group" and self.width % 4:
+            raise ValueError("width must be a multiple of 4 with norm: group, since there are four groups")
+
     def model(self, seed: int) -> nn.Module:
         norm = nn.BatchNorm2d if self.norm == "batch" else GroupNorm
         num_classes = len(self.classes())

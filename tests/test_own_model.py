@@ -66,3 +66,12 @@ def test_the_script_runs_in_every_mode(tmp_path, flags):
     done = subprocess.run([*command, *more], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert re.search(r"final  eval loss 1\.\d+   accuracy 0\.\d+", done.stdout)
+
+
+def test_a_width_that_four_groups_do_not_divide_is_refused(tmp_path):
+    for line in ("own_model.py", "own_resnet.py --norm group"):
+        name, *flags = line.split()
+        command = [sys.executable, str(ROOT / "experiments" / name), *flags, "--width", "6"]
+        refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+        assert refused.returncode == 2
+        assert "width must be a multiple of 4" in refused.stderr
