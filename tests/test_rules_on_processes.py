@@ -3,8 +3,9 @@
 import statistics
 
 import pytest
-from doors import cli
+from doors import asyncsgd, cli, parse_rule
 from marks import slow
+from tasks import Plane
 
 pytestmark = pytest.mark.processes
 
@@ -54,6 +55,12 @@ def test_a_run_of_two_workers_replays_bit_for_bit(train, rule, more):
     counts = run.summary["rule_acted"]
     assert len(run.records("arrival")) == counts["arrivals"]
     assert counts["arrivals"] >= counts["altered"]
+
+
+def test_a_run_whose_rule_took_no_update_says_so(capsys):
+    for rule in ("rennala:batch=99", "fixed_delay:delay=99", "rennala:batch=2"):
+        asyncsgd.train(Plane(), rule=parse_rule(rule), runtime=asyncsgd.Virtual(2), samples=80)
+        assert ("took no update in the whole run" in capsys.readouterr().out) == ("99" in rule)
 
 
 @pytest.mark.parametrize("rule", ["fixed_delay:delay=3", *slow("rennala:batch=2", "diloco:num_local_steps=2", "easgd")])

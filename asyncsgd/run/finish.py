@@ -242,6 +242,8 @@ def _results(live: Live, result: Result, summary: Mapping[str, Any]) -> Iterator
         yield "   ".join(filter(None, [*shown, "no training" if rate is None else f"{rate:.0f} samples/s"]))
         for name, numbers in summary["details"].get("evaluations", {}).items():
             yield f"       {name} loss {numbers['loss']:.4f}   {shown_metrics(numbers['metrics'])}".rstrip()
+    if result.status == DONE and summary["num_samples"] and not summary["num_updates"]:
+        yield f"note   {live.run.rule.name} took no update in the whole run, so the model is as it was at the beginning"
     if delay["max"] is not None:
         yield f"delay  p50 {delay['p50']}   p95 {delay['p95']}   max {delay['max']}   mean {delay['mean']:.2f} updates"
     if acted is not None and (sentence := acted.describe(live.run.rule.name, live.num_workers)):
