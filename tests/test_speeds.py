@@ -8,6 +8,7 @@ which fails with probability at most 1e-9.
 import dataclasses
 import json
 import math
+import re
 from statistics import NormalDist
 
 import numpy as np
@@ -270,6 +271,14 @@ def test_a_number_that_is_none_or_is_below_all_bounds_is_refused_by_its_name(nam
 )
 def test_models_are_read_from_short_texts(text, speeds):
     assert parse_speeds(text) == speeds
+
+
+def test_the_share_that_a_refusal_of_two_groups_names_makes_a_worker_slow():
+    for num_workers in range(1, 60):
+        with pytest.raises(UsageError) as refused:
+            TwoGroups(share=0.001).on(num_workers, 0)
+        share = float(re.search(r"type share=(\S+) or more", str(refused.value))[1])
+        assert TwoGroups(share=share, factor=3).on(num_workers, 0).draw_one(num_workers - 1, 0) == 3
 
 
 def test_a_transfer_takes_bytes_over_the_narrower_of_the_two_links():

@@ -186,9 +186,8 @@ class TwoGroups(Speeds):
     def on(self, num_workers: int, seed: int) -> Sampler:
         num_slow = math.floor(self.share * num_workers + 0.5)
         if num_slow == 0:
-            raise UsageError(
-                f"--speeds {self} makes none of {num_workers} workers slow; type share={0.5 / num_workers:.3g} or more"
-            )
+            least = math.ceil(0.5 / num_workers * 1e4) / 1e4
+            raise UsageError(f"--speeds {self} makes none of {num_workers} workers slow; type share={least:g} or more")
         first_slow = num_workers - num_slow
         slow = self.seconds * self.factor
         return Sampler(num_workers, lambda worker, block: slow if worker >= first_slow else self.seconds)
