@@ -31,3 +31,23 @@ def test_no_console_ends_a_script(console, tmp_path):
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, timeout=60)
     assert done.returncode == 7, done.stderr[-2000:]
     assert (tmp_path / "records").read_text() == "4999"
+
+
+SPEAKS_TO_NOBODY = r"""
+import os, sys
+
+read, write = os.pipe()
+os.dup2(write, 1)
+os.close(read)
+os.close(write)
+
+from asyncsgd.scripts.base import run_script
+
+sys.exit(run_script(lambda argv, stop: print("\N{LATIN SMALL LETTER U WITH DIAERESIS}") or 7))
+"""
+
+
+def test_a_letter_that_the_console_lacks_ends_no_script_when_its_reader_has_gone(tmp_path):
+    environment = {"PYTHONIOENCODING": "ascii", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", SPEAKS_TO_NOBODY], cwd=tmp_path, env=environment, timeout=60)
+    assert done.returncode == 7

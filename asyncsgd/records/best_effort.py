@@ -18,9 +18,10 @@ class BestEffort:
 
     def write(self, text: str) -> int:
         try:
-            self._stream.write(text)
-        except UnicodeEncodeError:
-            self._stream.write(text.encode("ascii", "backslashreplace").decode())
+            try:
+                self._stream.write(text)
+            except UnicodeEncodeError:
+                self._stream.write(text.encode("ascii", "backslashreplace").decode())
         except (OSError, ValueError):
             self._give_up()
         return len(text)
