@@ -66,7 +66,10 @@ def _are_any() -> bool:
     groups = [f"[{group}]" for group in _GROUPS]
     for folder in sys.path:
         for path in glob.iglob(os.path.join(glob.escape(folder), "*.*-info", "entry_points.txt")):
-            text = Path(path).read_text(encoding="utf-8", errors="replace")
+            try:
+                text = Path(path).read_text(encoding="utf-8", errors="replace")
+            except OSError:  # importlib.metadata passes over what may not be read, too
+                continue
             if any(group in text for group in groups):
                 return True
     return False

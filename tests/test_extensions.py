@@ -184,6 +184,18 @@ def test_what_is_wrong_with_a_package_is_one_sentence_when_it_is_asked_for(site)
     assert "--mask-prob" in good
 
 
+def test_what_a_rule_of_a_package_cannot_be_is_said(site):
+    nth = FILES["every_nth"]
+    install(site, "maybe", "rules", "every_nth", "maybe:EveryNth", re.sub(r"n: int", "n: int | None", nth))
+    peers = "import asyncsgd.rules.contract as c\nclass Ring(c.PeerRule):\n    name = 'ring'\n    summary = 'a ring'\n"
+    install(site, "ring", "rules", "ring", "ring:Ring", peers)
+    (site / "dangling-1.0.dist-info").mkdir()
+    (site / "dangling-1.0.dist-info" / "entry_points.txt").symlink_to("nowhere")
+    typed, ring = texts(*(f"simulate --rule {rule} --samples 9" for rule in ("every_nth:n=2", "ring")))
+    assert "parameter n has a type that cannot be typed; give the field of EveryNth one of the types" in typed
+    assert "rule ring has no server, and a package can bring no such rule: there are ad_psgd, sgp" in ring
+
+
 WRONG_PARAMETERS = {
     "--rule every_nth:m=3": "rule 'every_nth' has no parameter 'm'; it takes n",
     "--mask every_step:step=x": "mask parameter step='x' is not a whole number",

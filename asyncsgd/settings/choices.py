@@ -137,6 +137,11 @@ class Choices(Generic[T]):
             if not equals:
                 raise UsageError(f"{one} parameter {key!r} has no value; type {self.flag} {name}:{key}=VALUE")
             kind = types[key]
+            if kind not in _READ:
+                raise UsageError(
+                    f"{one} parameter {key} has a type that cannot be typed; give the field of {named.__name__} one of "
+                    f"the types {', '.join(readable.__name__ for readable in _READ)}"
+                )
             try:
                 values[key] = _READ[kind](value)
             except (KeyError, ValueError):

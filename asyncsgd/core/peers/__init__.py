@@ -15,7 +15,14 @@ _OF_RULE: dict[type[Rule], type[Peers[Any]]] = {ADPSGD: Averaging, SGP: Pushing,
 
 
 def peers_of(rule: PeerRule, *arguments: Any, **named: Any) -> Peers[Any]:
-    """The peers that follow `rule`; the other arguments are those of `Peers`."""
+    """The peers that follow `rule`; the other arguments are those of `Peers`.
+
+    Raises:
+        UsageError: if the rule is none of the library's own.
+    """
+    if type(rule) not in _OF_RULE:
+        names = ", ".join(known.name for known in _OF_RULE)
+        raise UsageError(f"rule {rule.name} has no server, and a package can bring no such rule: there are {names}")
     return _OF_RULE[type(rule)](rule, *arguments, **named)
 
 
