@@ -33,6 +33,8 @@ FIXED: dict[str, Any] = {
     "zero_optimization": {"stage": 0},
 }
 """What DeepSpeed must be told so that it computes the gradient and no more; it counts a micro-batch as one sample."""
+_OTHER_PRECISIONS = ("amp", "bf16", "data_types", "fp16")
+"""Keys with which DeepSpeed would make parameters of its own."""
 
 
 def configuration(path: str | None) -> dict[str, Any]:
@@ -48,6 +50,9 @@ def configuration(path: str | None) -> dict[str, Any]:
         config: dict[str, Any] = FIXED | json.loads(config_file(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{path} cannot be read as a configuration of DeepSpeed: {error}") from error
+    for key in _OTHER_PRECISIONS:
+        if key in config:
+            raise UsageError(f"{path}: take {key} out; the parameters of a stage lie in one float32 vector")
     if config | FIXED != config:
         raise UsageError(f"{path} has to say {json.dumps(FIXED)}, so that the gradient is that of the whole batch")
     return config

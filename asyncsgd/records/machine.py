@@ -130,8 +130,11 @@ class MachineWatch:
     def start(self) -> None:
         self.follow("leader", os.getpid())
         if self._root != os.getpid():  # torchrun has started other ranks beside this process
+            ranks: list[psutil.Process] = []
             with contextlib.suppress(psutil.Error):
-                for process in psutil.Process(self._root).children():
+                ranks = psutil.Process(self._root).children()
+            for process in ranks:
+                with contextlib.suppress(psutil.Error):  # it may have ended
                     if process.pid != os.getpid() and "RANK" in (environment := process.environ()):
                         self.follow(f"worker {environment['RANK']}", process.pid)
         if self._folder is not None:

@@ -32,7 +32,8 @@ class DCASGD(Rule):
     With the exact Hessian in place of lambda g * g the correction undoes the delay on any quadratic.
 
     Args:
-        compensation: lambda_0; 0 is asynchronous SGD.
+        compensation: lambda_0; 0 is asynchronous SGD. The default is for the constant form; with `adaptive` type
+            compensation=2.
         adaptive: divide by the root of the running mean square.
         decay: m of the mean square.
 
