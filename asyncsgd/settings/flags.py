@@ -180,14 +180,18 @@ class Flags:
         """Build valid settings from names and values without their groups; what is not named has its default.
 
         Raises:
-            UsageError: for an unknown name, a value of a wrong type, and all that `validate` rejects.
+            UsageError: for an unknown name, a value of a wrong type, and all that a task's own checks of its fields and
+                `validate` reject.
         """
         groups: dict[str, dict[str, Any]] = {field.name: {} for field in dataclasses.fields(self._class)}
         for key, value in values.items():
             spec = self.known(key, "")
             groups[spec.group][spec.field] = spec.checked(value)
         kinds = typing.get_type_hints(self._class)
-        settings = self._class(**{name: kinds[name](**fields) for name, fields in groups.items()})
+        try:
+            settings = self._class(**{name: kinds[name](**fields) for name, fields in groups.items()})
+        except ValueError as error:  # a dataclass checks its fields in __post_init__
+            raise UsageError(str(error)) from error
         self.validate(settings)
         return settings
 
