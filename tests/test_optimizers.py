@@ -131,6 +131,34 @@ def slow_weight(groups):
     return torch.optim.SGD(new_groups, momentum=0.9)
 
 
+def anchored(groups):
+    """It pulls parameters back to where they were when it was made."""
+
+    class Anchored(torch.optim.SGD):
+        def __init__(self, groups):
+            super().__init__(groups)
+            self.anchors = [parameter.detach().clone() for group in groups for parameter in group["params"]]
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            super().step(closure)
+            parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+            for parameter, anchor in zip(parameters, self.anchors, strict=True):
+                parameter.lerp_(anchor, 0.5)
+
+    return Anchored(groups)
+
+
+@pytest.mark.processes
+def test_one_that_reads_its_parameters_when_it_is_made_reads_the_initial_ones():
+    given = GIVEN | {"optimizer": anchored, "samples": STEPS * BATCH}
+    here = train(Classes(), runtime=InProcess(), **given).model()
+    for runtime in (Processes(1), Hogwild(1)):
+        model = train(Classes(), runtime=runtime, **given).model()
+        for ours, expected in zip(model.parameters(), here.parameters(), strict=True):
+            torch.testing.assert_close(ours, expected)
+
+
 def still_bias(groups):
     """Rprop would move at learning rate 0, too."""
     weight, bias = groups

@@ -267,6 +267,7 @@ def _train_async(live: Live, torchrun_world: World | None) -> Result:
     statistics = live.flat.statistics
     num_statistics = 0 if statistics is None else statistics.size
     segment = Segment(live.flat.layout.size, live.num_workers, num_statistics=num_statistics)
+    segment.parameters.copy_(live.flat.parameters)  # before the optimizer is made, which may look at them
     if statistics is not None:
         statistics.use_memory(segment.statistics)
     return _start_workers_and_serve(live, segment, live.run.server_recipe.on(segment.parameters, live.flat.layout))
@@ -285,13 +286,13 @@ def _train_hogwild(live: Live, torchrun_world: World | None) -> Result:
         shared_state_size = trial.state_size
     # There are no running statistics: models that have some are refused.
     segment = Segment(size, num_slots=0, extra=shared_state_size)
+    segment.parameters.copy_(live.flat.parameters)
     return _start_workers_and_serve(live, segment, StepTakenByWorker())
 
 
 def _start_workers_and_serve(live: Live, segment: Segment, optimizer: Optimizer | StepTakenByWorker) -> Result:
     """Start the workers and serve them."""
     assert live.context is not None
-    segment.parameters.copy_(live.flat.parameters)
     shares = live.run.runtime.transport == "shared_memory"
     links: dict[int, Link] = {}
     with contextlib.ExitStack() as closing:
