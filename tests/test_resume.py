@@ -21,6 +21,7 @@ from doors import (
     Hogwild,
     InProcess,
     Processes,
+    RunError,
     StreamingDiLoCo,
     Synchronous,
     UsageError,
@@ -304,6 +305,15 @@ def test_a_run_that_its_evaluations_have_ended_ends_there_with_a_larger_budget_t
     assert early.summary["stopped_early"] is not None
     for name in ("stopped_early", "message", "num_samples", "num_updates", "parameters_sha256"):
         assert longer.summary[name] == early.summary[name]
+
+
+def test_too_little_memory_is_no_fault_of_the_checkpoint_that_is_read(stopped, monkeypatch):
+    def load(*arguments, **named):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "load", load)
+    with pytest.raises(RunError, match="there is not enough memory"):
+        train(stopped, resume=True)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="looks up the files of descriptors in /proc")
