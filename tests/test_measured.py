@@ -160,8 +160,11 @@ def test_the_machine_is_looked_at_while_a_run_with_a_folder_goes_on(tmp_path):
     assert [line["seconds"] for line in lines] == sorted(line["seconds"] for line in lines)
 
 
-def test_a_trace_has_the_gradients_that_were_asked_for_and_changes_no_bit(train):
-    traced = train(mode="single", profile=4)
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_trace_has_the_gradients_that_were_asked_for_and_changes_no_bit(train, compiles, monkeypatch):
+    """The compiler, where there is one, changes nothing, since the usual one takes a minute."""
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda *arguments, **named: None)
+    traced = train(mode="single", profile=4, compile=compiles)
     plain = train(mode="single")
     with gzip.open(traced.path / "profile" / "worker0.json.gz") as file:
         names = [str(event.get("name")) for event in json.load(file)["traceEvents"]]

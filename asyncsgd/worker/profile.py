@@ -146,13 +146,15 @@ class Profile:
 class ProfiledWorker(Worker):
     """A worker that traces some of its gradients, and what its process does between them."""
 
-    profile: Profile
-    """To be set before the first gradient."""
+    profile: Profile | None = None
+    """What to trace. It is None while the worker is made, so gradients that a compiler needs are in no trace."""
     _profiler: torch.profiler.profile | None = None
 
     def gradient(
         self, index: int, weigh: Callable[[float], float] | None = None, loss_scale: float | None = None
     ) -> Gradient:
+        if self.profile is None:
+            return super().gradient(index, weigh, loss_scale)
         if self._profiler is None:
             self._profiler = self.profile.profiler()
             self._profiler.start()
