@@ -46,6 +46,7 @@ StopRequest = importlib.import_module("asyncsgd.core.signals").StopRequest
 partners = importlib.import_module("asyncsgd.core.peers.gossip").partners
 Prefetching = importlib.import_module("asyncsgd.worker.prefetching").Prefetching
 move_last_bits = importlib.import_module("asyncsgd.backends.rounding").move_last_bits
+DataWithOtherBits = importlib.import_module("asyncsgd.backends.rounding").DataWithOtherBits
 TRACKERS = importlib.import_module("asyncsgd.records.trackers").ALL
 IMPORTED_ONCE = (
     *("doors", "asyncsgd.backends.ranks", "asyncsgd.backends.worker_main", "asyncsgd.run.lifecycle"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from doors import Asynchronous, Finished, InProcess, Virtual, asyncsgd, move_last_bits
+from doors import Asynchronous, DataWithOtherBits, Finished, InProcess, Virtual, asyncsgd, move_last_bits
 from hypothesis import given
 from hypothesis import strategies as st
 from tasks import Plane
@@ -24,6 +24,15 @@ def run(tmp_path):
     asyncsgd.train(Plane(), rule=Asynchronous(), runtime=Virtual(2), folder=tmp_path / "run", **more)
     change(tmp_path / "run" / "environment.json", ELSEWHERE)
     return tmp_path / "run"
+
+
+def test_data_with_other_bits_have_the_same_infinities():
+    rows = torch.tensor([[1.0, -torch.inf, 2.0], [torch.inf, 0.0, -4.0]])
+    other = DataWithOtherBits(asyncsgd.TensorData(rows, rows, 2, seed=0), 0).batch(0, 0)
+    here = asyncsgd.TensorData(rows, rows, 2, seed=0).batch(0, 0)
+    is_finite = torch.isfinite(here)
+    assert torch.equal(other[~is_finite], here[~is_finite])
+    assert 0 < (other - here)[is_finite].abs().max() <= 4 * 2**-23
 
 
 def change(path, fields):

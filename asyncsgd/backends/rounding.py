@@ -105,8 +105,8 @@ def move_last_bits(parameters: Tensor, precision: torch.dtype, draw: int) -> Non
 
 
 class DataWithOtherBits:
-    """The data of a task as another processor may have made them: every floating-point number is one last bit of the
-    largest one of its tensor away. Sines and logarithms differ by so much between instruction sets.
+    """The data of a task as another processor may have made them: every finite floating-point number is one last bit of
+    the largest one of its tensor away. Sines and logarithms differ by so much between instruction sets.
 
     Args:
         data: the data of the task.
@@ -124,7 +124,10 @@ class DataWithOtherBits:
     def _moved(self, tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point() or not tensor.numel():
             return tensor
-        return tensor + _signs(tensor, self._draw) * (torch.finfo(tensor.dtype).eps * tensor.abs().max())
+        is_finite = torch.isfinite(tensor)
+        largest = tensor.where(is_finite, torch.zeros_like(tensor)).abs().max()
+        moved = tensor + _signs(tensor, self._draw) * (torch.finfo(tensor.dtype).eps * largest)
+        return moved.where(is_finite, tensor)
 
 
 def _signs(tensor: Tensor, draw: int) -> Tensor:
