@@ -15,6 +15,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -421,6 +422,8 @@ class Server(Starter):
         saving."""
         self._present = set(self.view.workers)
         self._snapshot = None
+        for dispatch, moved in self._moved.items():  # a state is read to the device of the parameters
+            self._moved[dispatch] = msgspec.structs.replace(moved, vectors=moved.vectors.cpu())
         self.view.learning_rate = 1.0 if self._local_steps else self._schedule(self.num_samples)
         # The end of `writing(v)` tells the workers that share the parameters that v + 1 is their version.
         with self._writing(self.version - 1):

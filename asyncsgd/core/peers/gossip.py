@@ -120,6 +120,13 @@ class Pushing(Peers[SGP]):
     def models(self) -> Tensor:
         return self._vectors / self.weights[:, None]
 
+    def restored(self) -> None:
+        """Bring statistics on their way to the CPU, where they belong: a state is read to the parameters' device."""
+        on_their_way = []
+        for numerators, weights, statistics in self.in_transit:
+            on_their_way.append((numerators, weights, statistics.cpu()))
+        self.in_transit = on_their_way
+
     def _sum(self) -> Tensor:
         total = sum_of(self._vectors)
         for numerators, _, _ in self.in_transit:
