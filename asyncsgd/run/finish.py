@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +19,7 @@ from asyncsgd.records.events import DONE, FAILED, INTERRUPTED
 from asyncsgd.records.hardware import rounds_otherwise
 from asyncsgd.records.model_card import model_card
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, RunFolder
+from asyncsgd.records.totals import Totals
 from asyncsgd.run.execute import Live
 from asyncsgd.run.found import found_by
 from asyncsgd.run.run import Run, device_of_worker
@@ -183,7 +185,9 @@ def note_interrupted(live: Live) -> None:
     folder = live.record.folder
     if folder is not None:
         with contextlib.suppress(Exception):  # the step may change what is counted here
-            folder.write_summary(_summary(live, AMID_A_STEP, None, live.facts))
+            totals = copy.copy(live.record.totals)
+            totals.last = None  # the loss of another version than the run's last one
+            folder.write_summary(_summary(live, AMID_A_STEP, None, live.facts, totals))
 
 
 def finish(live: Live, result: Result) -> tuple[Result, dict[str, Any]]:
@@ -204,7 +208,7 @@ def finish(live: Live, result: Result) -> tuple[Result, dict[str, Any]]:
                     facts |= scored("final", lambda: run.task.final(flat.model), errors)
                 totals.score_error = totals.score_error or next(iter(errors), None)
             if run.saves_model and folder is not None:
-                summary = _summary(live, result, sha256, facts)
+                summary = _summary(live, result, sha256, facts, totals)
                 save_model(run, flat, folder.path / LAST_MODEL, summary, folder.path)
                 if result.best is not None and result.best_parameters is not None:
                     best = run.flat(result.best_parameters, statistics=result.best_statistics)
@@ -218,7 +222,7 @@ def finish(live: Live, result: Result) -> tuple[Result, dict[str, Any]]:
     except Exception as error:  # of a task's own save(), too
         what = reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         result = Result(FAILED, f"the model could not be saved ({what}); mend that and run again")
-    summary = _summary(live, result, sha256, facts)
+    summary = _summary(live, result, sha256, facts, totals)
     with contextlib.suppress(KeyboardInterrupt):  # the run has ended; only what it cost is not known then
         summary |= _cost(live, summary)
     summary |= live.tracking.finish(result.status)
@@ -253,9 +257,10 @@ def _results(live: Live, result: Result, summary: Mapping[str, Any]) -> Iterator
     yield f"{result.status.lower():6} {'' if live.record.folder is None else live.record.folder.path}".rstrip()
 
 
-def _summary(live: Live, result: Result, sha256: str | None, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _summary(
+    live: Live, result: Result, sha256: str | None, facts: Mapping[str, Any], totals: Totals
+) -> dict[str, Any]:
     acted = live.record.rule_acted
-    totals = live.record.totals
     best = None
     if result.best is not None and result.best_parameters is not None:
         best_sha256 = parameters_sha256(live.flat.layout, result.best_parameters)
