@@ -1,15 +1,17 @@
 """Scores of a task's own code: what is a number is written as one, and code that fails costs the score, not the run."""
 
+import contextlib
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from doors import AllReduce, Finished, InProcess, Processes, UsageError, Virtual, cli, load_run, train
+from doors import SGD, AllReduce, Finished, InProcess, Processes, UsageError, Virtual, cli, load_run, train
 from marks import slow
 from tasks import Plane
 
@@ -134,10 +136,20 @@ class Unsaved(Plane):
         raise LookupError("no writer")
 
 
-def test_a_model_that_cannot_be_saved_leaves_a_summary(tmp_path):
-    with pytest.raises(RuntimeError, match=r"could not be saved .*no writer"):
-        train(Unsaved(), samples=16, folder=tmp_path / "run", **GIVEN)
-    assert Finished(tmp_path / "run").summary["num_updates"] == 2
+@pytest.mark.parametrize(
+    ("given", "status", "said"),
+    [
+        ({}, "FAILED", r"the model .*; mend that and run again"),
+        ({"checkpoint_every": 8}, "FAILED", r"the model .*; mend that and type --resume .*/run"),
+        ({"optimizer": SGD(), "learning_rate": 1e30}, "DIVERGED", r"the loss of .*; the model .*no writer\)"),
+    ],
+)
+def test_a_model_that_cannot_be_saved_leaves_a_summary_of_how_the_run_ended(given, status, said, tmp_path):
+    with contextlib.suppress(RuntimeError):
+        train(Unsaved(), samples=400, folder=tmp_path / "run", **GIVEN | given)
+    summary = Finished(tmp_path / "run").summary
+    assert summary["status"] == status
+    assert re.fullmatch(said, summary["message"])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -137,9 +137,14 @@ def _name_of(run: Run) -> str:
     return f"{run.name}-{job.mode}-w{job.nproc}-s{job.seed}-{digest}"
 
 
+def has_checkpoint(path: Path) -> bool:
+    """Whether there is a checkpoint of the run in this folder; it may be damaged."""
+    return any(path.glob(_DESCRIPTIONS))
+
+
 def goes_on(path: Path, run: Run) -> bool:
     """Whether the folder holds this run, with a checkpoint and not DONE."""
-    begun = any(path.glob(_DESCRIPTIONS)) and (path / "settings.yaml").is_file() and not run.output.overwrite
+    begun = has_checkpoint(path) and (path / "settings.yaml").is_file() and not run.output.overwrite
     return begun and read_summary(path).get("status") != DONE and not differences(path, run)
 
 
@@ -182,7 +187,7 @@ def _open_again(path: Path, run: Run, comment: str) -> RunFolder:
                 f"{path} cannot be written ({error.strerror}), and a run goes on in its own folder; copy the folder to "
                 f"where you may write, and go on there"
             ) from error
-        if not any(path.glob(_DESCRIPTIONS)):
+        if not has_checkpoint(path):
             find(path)  # raises: there is no checkpoint, and none of the advice below would help
         grow = ("samples", "epochs", "micro_batches")
         if not all(key in grow and was is not None and wanted > was for key, was, wanted in different):

@@ -20,6 +20,7 @@ from asyncsgd.records.hardware import rounds_otherwise
 from asyncsgd.records.model_card import model_card
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, RunFolder
 from asyncsgd.records.totals import Totals
+from asyncsgd.run.choose_folder import has_checkpoint
 from asyncsgd.run.execute import Live
 from asyncsgd.run.found import found_by
 from asyncsgd.run.run import Run, device_of_worker
@@ -221,7 +222,7 @@ def finish(live: Live, result: Result) -> tuple[Result, dict[str, Any]]:
         result = INTERRUPTED_AT_ONCE
     except Exception as error:  # of a task's own save(), too
         what = reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-        result = Result(FAILED, f"the model could not be saved ({what}); mend that and run again")
+        result = _without_model(live, result, f"the model could not be saved ({what})")
     summary = _summary(live, result, sha256, facts, totals)
     with contextlib.suppress(KeyboardInterrupt):  # the run has ended; only what it cost is not known then
         summary |= _cost(live, summary)
@@ -230,6 +231,19 @@ def finish(live: Live, result: Result) -> tuple[Result, dict[str, Any]]:
     for line in _results(live, result, summary):
         live.tell(line)
     return result, summary
+
+
+def _without_model(live: Live, result: Result, why: str) -> Result:
+    """The result of a run that ended as `result` says, and whose model could not be saved. One that would be DONE has
+    failed, and every other one ended as it did."""
+    folder = live.record.folder
+    status = result.status
+    if status == DONE:
+        status = FAILED
+        how = f"type --resume {folder.path}" if folder is not None and has_checkpoint(folder.path) else "run again"
+        why += f"; mend that and {how}"
+    message = f"{result.message}; {why}" if result.message else why
+    return dataclasses.replace(result, status=status, message=message)
 
 
 def _results(live: Live, result: Result, summary: Mapping[str, Any]) -> Iterator[str]:

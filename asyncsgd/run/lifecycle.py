@@ -31,6 +31,7 @@ from asyncsgd.records.locks import one_writer
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.records.tracking import Tracking
 from asyncsgd.run.callbacks import Callback
+from asyncsgd.run.choose_folder import has_checkpoint
 from asyncsgd.run.execute import Live, execute
 from asyncsgd.run.finish import (
     INTERRUPTED_AT_ONCE,
@@ -278,7 +279,7 @@ def _with_memory_advice(live: Live, result: Result) -> Result:
     folder = live.record.folder
     if live.facts["normalises_over_batch"]:
         return result  # such a model goes on with the same number of micro-batches only
-    if OUT_OF_MEMORY not in result.message or folder is None or not any(folder.path.glob("checkpoints/*.json")):
+    if OUT_OF_MEMORY not in result.message or folder is None or not has_checkpoint(folder.path):
         return result
     parts = min(2 * live.run.micro_batches, live.run.task.batch_size)
     how = f"to go on from the last checkpoint, type --resume {folder.path} --micro-batches {parts}"
