@@ -23,9 +23,10 @@ import msgspec
 from pandas import DataFrame
 
 from analysis import differences, gallery, tables
-from analysis.questions import UNREGISTERED, conditions
+from analysis.questions import UNREGISTERED
 from analysis.runs import FROM_SCRATCH
 from analysis.stats import Interval
+from analysis.verdict import conditions_of
 
 if TYPE_CHECKING:
     from analysis.load import Study
@@ -327,9 +328,9 @@ def _headlines(study: Study) -> Sequence[tuple[str, tuple[str, ...]]]:
     for headline in study.headlines:
         lines = list(headline.details)
         if headline.row is not None:
-            words = conditions(headline.row.group)
-            if words:
-                lines.insert(0, f"{words[0].upper()}{words[1:]}.")
+            words = conditions_of(headline)
+            if not headline.text.startswith(words):
+                lines.insert(0, words)
         new = tuple(line for line in lines if line not in earlier)
         earlier.update(new)
         found.append((headline.text, new))

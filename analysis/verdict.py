@@ -13,7 +13,7 @@ from pandas import DataFrame
 
 from analysis import stats
 from analysis.answers import DECIDED, ON_MARGIN, is_undecided_by_gaps, margin_in_words, why_hopeless
-from analysis.questions import BASELINE, TIMES, Plan, is_primary
+from analysis.questions import BASELINE, TIMES, Plan, conditions, is_primary
 from analysis.runs import rows_with
 from asyncsgd.studies.config import words_of_score
 
@@ -69,7 +69,8 @@ class Extras(NamedTuple):
 
 
 def headlines(tests: DataFrame, arms: DataFrame, plan: Plan, extras: Extras) -> list[Headline]:
-    """A headline for each comparison of the primary family; without one, for each comparison.
+    """A headline for each comparison of the primary family; without one, for each comparison. Where they are of several
+    groups each begins with its conditions.
 
     A comparison with the baseline or with a control arm never gets a headline of its own. One with a control arm is a
     line among the details of its treatment's headline.
@@ -90,7 +91,15 @@ def headlines(tests: DataFrame, arms: DataFrame, plan: Plan, extras: Extras) -> 
     if primary_rows.empty:
         primary_rows = without_control
     primary_rows = primary_rows.drop_duplicates(["treatment", "reference"])
-    return [_headline(row, rows, arms, controls, extras) for row in primary_rows.itertuples()]
+    found = [_headline(row, rows, arms, controls, extras) for row in primary_rows.itertuples()]
+    if primary_rows["group"].nunique() > 1:
+        found = [headline._replace(text=f"{conditions_of(headline)} {headline.text}") for headline in found]
+    return found
+
+
+def conditions_of(headline: Headline) -> str:
+    """The conditions of the arms of a headline, as a sentence."""
+    return capital(f"{conditions(headline.row.group)}.")
 
 
 def _headline(row: Any, rows: DataFrame, arms: DataFrame, controls: set[str], extras: Extras) -> Headline:

@@ -242,6 +242,10 @@ def test_loose_runs_under_two_speeds_are_arms_of_their_own(tmp_path):
     arms = asyncsgd.load(tmp_path).runs["arm"]
     of_constant = "async-w4-virtual-constant:1"
     assert arms.to_list() == [of_constant, of_constant, "async-w4-virtual-exponential:1"]
+    for speeds in ("constant:1", "exponential:1"):
+        write_run(tmp_path / f"s{speeds}", SyntheticArm("sync", speeds=speeds), CURVE)
+    texts = [headline.text.partition(". ")[0] for headline in asyncsgd.load(tmp_path).headlines]
+    assert texts == ["4 workers, simulated, constant:1", "4 workers, simulated, exponential:1"]
 
 
 def test_a_second_loose_run_of_a_seed_is_in_no_test(tmp_path):
