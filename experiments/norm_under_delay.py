@@ -49,7 +49,7 @@ from asyncsgd.studies.config import FolderPart, Keys, PositiveFloat, Seeds, Sett
 CONFIG = CONFIGS / "norm_under_delay.yaml"
 REGISTERED = "registered.json"
 MOST_WIDENED = 6
-"""Learning rates that tuning tries beside those of the config."""
+"""With so many learning rates beside those of the config, tuning gives up."""
 Delay = Annotated[int, Meta(ge=0)]
 
 

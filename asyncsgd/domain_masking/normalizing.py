@@ -23,9 +23,10 @@ A line goes through these steps, in this order:
 6. Perhaps all becomes lower case. This makes Co (cobalt) and CO one word, so it is for models without capitals.
 7. Each run of white space becomes one space; none is left at the ends.
 
-The result does not change if it goes through the steps again. An empty line stays, since it separates documents. A
-line with nothing but white space is one. A line of which nothing else is left goes, since it would separate documents
-that were not apart.
+A line that has gone through steps 2 to 7 does not change if it goes through them again; step 1 may find more to join
+then, e.g. where step 4 has made a dash at the end of a line a hyphen. An empty line stays, since it separates
+documents. A line with nothing but white space is one. A line of which nothing else is left goes, since it would
+separate documents that were not apart.
 
 References:
     Unicode Standard Annex #15: Unicode Normalization Forms.

@@ -12,7 +12,8 @@ micro-batch counts with its share of the loss terms. The orders are those of `to
     2bw     1f1b without a pause between batches, see `TwoVersions`
 
 Every stage holds its own parameters and its own part of the optimizer's state. A parameter that several stages hold
-has the sum of their gradients on each of them. Gradients are clipped by the norm over all stages.
+has the sum of their gradients on each of them. Gradients are clipped by the norm over all stages, but with
+`2bw`, which refuses clipping.
 
 Hidden states go between stages in float32. Nothing that comes over the network is unpickled: every stage knows the
 shapes of what it receives."""

@@ -261,6 +261,7 @@ class MemoryUsed(Moment, frozen=True):
     """The most memory that each worker's process has needed up to an evaluation."""
 
     workers: tuple[tuple[int, int, int], ...]
+    """For each worker: its number, resident bytes, and bytes on a GPU."""
     kind: str = "memory"
 
 

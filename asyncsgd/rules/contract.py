@@ -8,7 +8,8 @@ the gradients again.
 Shapes: P elements of the flat vector, which holds all parameters one after the other, with gaps that align them; N
 workers.
 
-The class attribute `KEPT` names the attributes that are saved in checkpoints; see `asyncsgd.core.state`. The structs
+`View.KEPT` names the attributes of a view that are saved in checkpoints; the state of a rule is saved whole. See
+`asyncsgd.core.state`. The structs
 have ``gc=False``: they are made thousands of times a second and are never part of a cycle, so Python need not look for
 cycles among them.
 """
@@ -85,8 +86,8 @@ class View:
             `join` and `leave` it is that of the last arrival.
         workers: the workers present, in order.
         in_flight: worker -> its gradient in flight, an `asyncsgd.core.protocol.Work`. Its `version` is the server's at
-            the dispatch; where the worker starts at exact parameters it is their version, which is older after a reply
-            with `again`: workers start after the last step, each at the parameters of its own reply. The oldest
+            the dispatch. Where the worker starts at exact parameters, it is the version of these: older after a reply
+            with `again`, since workers start after the last step, each at the parameters of its own reply. The oldest
             dispatch comes first. A gradient that arrives is no longer in it.
     """
 
@@ -144,8 +145,8 @@ class Reply(Struct, frozen=True, gc=False):
 
     direction: Tensor | None = None
     """`(P,)`, given to the server's optimizer in the place of a gradient: plain SGD does x <- x - learning_rate *
-    direction. It is one step, and `version` grows by 1. None: no step. There is none either if no gradient in
-    `uses` has a loss term: the server then drops these. It is read only, so it may share memory with
+    direction. It is one step, and `version` grows by 1. None: no step. If no gradient in `uses` has a loss
+    term, the server drops these and takes no step either. The direction is read only, so it may share memory with
     the rule's state or with the arrival's gradient.
     """
     learning_rate_factor: float = 1.0

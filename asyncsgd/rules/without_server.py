@@ -46,9 +46,8 @@ class SGP(PeerRule):
 
     In round k worker i computes g_i at z_i = x_i / w_i and steps x_i <- x_i - eta g_i. It keeps half of (x_i, w_i) and
     sends the other half to worker i + 2^(k mod ceil(log2 N)) modulo N. Messages conserve sum w_i = N and sum x_i, if
-    those on their way are counted; only gradient steps change sum x_i. So z_i tends to the mean although x_i need not.
-    With 2 workers and no
-    delay it is synchronous SGD; with one worker, sequential SGD.
+    what is on its way is counted; only gradient steps change sum x_i. So z_i tends to the mean although x_i need not.
+    With 2 workers and no delay it is synchronous SGD; with one worker, sequential SGD.
 
     A round takes as long as the slowest worker's gradient. Messages take no time of their own, so `delay` (overlap
     SGP) changes the iterates and not the clock. Gradients are always applied to the model at which they were computed.

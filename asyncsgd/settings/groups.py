@@ -3,8 +3,8 @@
 Standard library only (PyYAML is imported when a file is read or written), so that ``--help`` answers at once.
 
 A component is given the group it needs (`Steps`, `Budget`, ...), never all settings. Precedence is
-default < ``--config`` file < flag. A setting that would do nothing in the run it is given for is an error. What a task
-adds of its own are the fields of its class; see `asyncsgd.settings.task`.
+default < ``--config`` file < flag. A setting that differs from its default and would do nothing in the run is an
+error. What a task adds of its own are the fields of its class; see `asyncsgd.settings.task`.
 """
 # ruff: noqa: RUF009 - the calls in the dataclasses' defaults are `setting` and `group`, which return dataclasses.field
 

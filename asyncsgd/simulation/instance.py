@@ -17,7 +17,8 @@ Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
 PURPOSE = 12
-"""Second word of the Philox key: the streams of all problems."""
+"""Second word of the Philox key: the streams of all problems. It is not shifted, as purposes of `asyncsgd.data.random`
+are; as one of those it would be stream 12 of purpose 0, which nothing has. A shift would change the noise of runs."""
 NOISE, DATA, SHARES = range(3)
 """Last word of the Philox counter: what a stream is for."""
 

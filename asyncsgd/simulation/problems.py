@@ -30,8 +30,9 @@ _BLOCK = 64
 class ClosedForm(Problem, Instance):
     """Base of the problems that have formulas. `on` gives a copy that knows its workers and has its noise.
 
-    Noise of one `noise_kind` is added to a gradient g, with s = `noise`: g + s z, where z is standard normal, for `add`
-    the same in every coordinate (a rank-one covariance), for `full` in R^P: the same total variance.
+    Noise of one `noise_kind` is added to a gradient g, with s = `noise`: g + s z, where z is standard normal. For `add`
+    one z is for all coordinates, so the covariance has rank one; for `full` each coordinate has its own. The total
+    variance of both is P s^2.
     """
 
     dimension: int = 1

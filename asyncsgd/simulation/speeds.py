@@ -98,7 +98,7 @@ class Sampler:
             return np.full(BLOCK, block(worker, number), float)
 
         self.draw_one = in_blocks(num_workers, BLOCK, whole_block)
-        """``draw_one(worker, draw)``: the seconds of the gradient before which `worker` had *started* `draw` others.
+        """``draw_one(worker, draw)``: the seconds of the gradient that a worker starts as its number `draw`, from 0.
 
         A pure function, in any order. `draw` is neither a version nor a dispatch number.
         """
