@@ -187,7 +187,7 @@ class Study:
         has_several_arms = finished["arm"].nunique() > 1
         if has_several_arms and reference not in names:
             return f"No verdict: there is no {reference} arm to compare {', '.join(names)} with."
-        if has_several_arms and names == [reference]:
+        if has_several_arms and self.arms["algorithm"].eq(reference).all():
             return f"No verdict: every arm is {reference}; add another algorithm, or type asyncsgd compare."
         for _, algorithms in self.arms.groupby("group")["algorithm"]:
             if algorithms.eq(reference).any() and algorithms.nunique() > 1:

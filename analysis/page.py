@@ -309,7 +309,8 @@ def _links(study: Study, out: Path) -> dict[str, str]:
 ABOUT_TIMES = "Times sooner: the reference's time to the target / the treatment's. Below 1 the treatment is later."
 ABOUT_SCORES = "Means over the repetitions of a pretraining seed, then over these seeds, with 95 % t intervals."
 ABOUT_TESTS = (
-    "An interval holds what its test does not reject at alpha / family size. Holm's method may find more than that.",
+    "An interval holds what the test of a difference does not reject at alpha / family size, also beside equivalent. "
+    "Holm's method may find more than that.",
     "Only the primary family and differences of differences were registered. "
     "Each other family holds a difference by chance in alpha of studies.",
     "Measured rates of a wrong better or worse with 8 seeds (experiments/benchmarks/error_rates.py): at most 5 % where "
