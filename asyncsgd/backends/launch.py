@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import datetime
 import functools
-import ipaddress
 import json
 import multiprocessing
 import os
@@ -374,7 +373,7 @@ class World:
 
     @property
     def may_span_hosts(self) -> bool:
-        """Whether ranks may be on several hosts. A launcher that does not say how many are here counts as such."""
+        """Whether ranks may be on several hosts. If a launcher does not say how many are here, they may."""
         return self.folder is None and os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE")
 
     @functools.cached_property
@@ -421,18 +420,18 @@ class World:
             return None
         if not self.may_span_hosts:
             return "lo"
-        named = wanted or os.environ.get(_INTERFACE)
-        if named is not None:
-            return named
         from asyncsgd.backends.addresses import address_towards, interface_of, is_loopback
 
         address = address_towards(os.environ["MASTER_ADDR"])
+        self.put(f"address of rank {self.rank}", address.encode())
+        named = wanted or os.environ.get(_INTERFACE)
+        if named is not None:
+            return named
         if is_loopback(address):
-            # MASTER_ADDR means this host. So take the way to another one, whose rank has put its address on the board.
-            other = str(ipaddress.ip_address(self.get("an address").decode()))
+            # MASTER_ADDR means this host. So take the way to a rank of another one, if there is any.
+            told = (self.get(f"address of rank {rank}").decode() for rank in range(self.num_ranks))
+            other = next((one for one in told if not is_loopback(one)), address)
             address = address_towards(other)
-        else:
-            self.put("an address", address.encode())
         return interface_of(address)
 
     def takes_nccl(self, device: str) -> bool:

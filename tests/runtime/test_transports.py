@@ -738,26 +738,37 @@ def test_a_token_is_that_of_the_file_then_of_the_environment(tmp_path, monkeypat
     assert token_of(Output(trust_network=True)) == b""
 
 
-@pytest.mark.parametrize(("gpus", "takes_nccl"), [((1, 1), True), ((1, 0), False), ((4, 2), True)])
-def test_ranks_of_two_hosts_take_nccl_if_each_has_a_gpu_of_its_own(gpus, takes_nccl, monkeypatch):
-    """Two threads, named after their ranks, are the ranks; they have one store, as torchrun's ranks have."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus[int(threading.current_thread().name)])
+def answers_of_two_ranks(ask):
+    """What `ask` returns of the world of each of two ranks. Two threads, named after their ranks, are the ranks; they
+    have one store, as torchrun's ranks have."""
     store = torch.distributed.HashStore()
     answers = []
 
-    def ask(rank):
+    def be(rank):
         world = World(rank, 2, None)
         vars(world)["_store"] = store
-        answers.append(world.takes_nccl("cuda:0"))
+        answers.append(ask(world))
 
-    ranks = [threading.Thread(target=ask, args=(rank,), name=str(rank)) for rank in range(2)]
+    ranks = [threading.Thread(target=be, args=(rank,), name=str(rank), daemon=True) for rank in range(2)]
     for rank in ranks:
         rank.start()
     for rank in ranks:
         rank.join(TIMEOUT)
-    assert answers == [takes_nccl] * 2
+    return answers
+
+
+@pytest.mark.parametrize(("gpus", "takes_nccl"), [((1, 1), True), ((1, 0), False), ((4, 2), True)])
+def test_ranks_of_two_hosts_take_nccl_if_each_has_a_gpu_of_its_own(gpus, takes_nccl, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus[int(threading.current_thread().name)])
+    assert answers_of_two_ranks(lambda world: world.takes_nccl("cuda:0")) == [takes_nccl] * 2
+
+
+def test_ranks_on_one_host_meet_there_also_if_their_launcher_does_not_say_how_many_are_here(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    assert answers_of_two_ranks(lambda world: world._interface(None)) == ["lo", "lo"]
 
 
 @pytest.mark.parametrize(
