@@ -295,6 +295,18 @@ def _run(target: Callable[..., None], arguments: tuple[object, ...]) -> None:
         target(*arguments)
 
 
+def _how_with(code: int) -> str:
+    """How a process with this exit code ended; it is negative for a signal, which may have no name.
+
+    >>> _how_with(1), _how_with(-9), _how_with(-40)
+    ('its process ended with exit code 1', 'its process was killed by SIGKILL', 'its process was killed by signal 40')
+    """
+    if code < 0:
+        names = {number.value: number.name for number in signal.Signals}
+        return f"its process was killed by {names.get(-code, f'signal {-code}')}"
+    return REASONS.get(code) or f"its process ended with exit code {code}"
+
+
 class ChildProcesses:
     """A group of numbered worker processes. A context manager that ends them all at its end.
 
@@ -331,11 +343,7 @@ class ChildProcesses:
             return None
         process.join(seconds)
         code = process.exitcode
-        if code is None:
-            return None
-        if code < 0:
-            return f"its process was killed by {signal.Signals(-code).name}"
-        return REASONS.get(code) or f"its process ended with exit code {code}"
+        return None if code is None else _how_with(code)
 
     def __enter__(self) -> ChildProcesses:
         return self
