@@ -281,6 +281,25 @@ def _with_memory_advice(live: Live, result: Result) -> Result:
         return result  # such a model goes on with the same number of micro-batches only
     if OUT_OF_MEMORY not in result.message or folder is None or not has_checkpoint(folder.path):
         return result
-    parts = min(2 * live.run.micro_batches, live.run.task.batch_size)
+    before = live.run.micro_batches
+    parts = _more_parts(before, live.run.task.batch_size, evenly=live.run.runtime.cuts_model)
+    if parts == before:
+        return result
     how = f"to go on from the last checkpoint, type --resume {folder.path} --micro-batches {parts}"
     return dataclasses.replace(result, message=f"{result.message}; {how}")
+
+
+def _more_parts(parts: int, batch_size: int, *, evenly: bool) -> int:
+    """A larger number of parts of a batch; the same if the batch has no more.
+
+    Args:
+        evenly: whether parts have one size, as in a pipeline.
+
+    >>> _more_parts(2, 5, evenly=False), _more_parts(4, 5, evenly=False), _more_parts(5, 5, evenly=False)
+    (4, 5, 5)
+    >>> _more_parts(8, 24, evenly=True), _more_parts(24, 24, evenly=True)
+    (12, 24)
+    """
+    if evenly:
+        return next((more for more in range(parts + 1, batch_size + 1) if batch_size % more == 0), parts)
+    return min(2 * parts, batch_size)
