@@ -1,7 +1,8 @@
 """Arms against a reference on the same seeds, and seconds to a loss on a grid, as two tables.
 
 They are made for the two special reports, `language_model` and `parallelism`, whose runs lie in
-COMPARISON/MODEL/ARM/sSEED, and whose arms are read from the config and not from a plan.json."""
+COMPARISON/MODEL/ARM/sSEED, and whose arms are read from the config and not from a plan.json. Runs without MODEL in
+their path are those of another study, and are in no arm."""
 
 from __future__ import annotations
 

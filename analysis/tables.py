@@ -17,6 +17,7 @@ from analysis.runs import Columns, RunRow, each, rows_with
 from analysis.scores import scored_by
 from analysis.stats import Interval, t_interval
 from analysis.trust import at_edge
+from asyncsgd.studies.files import Tried
 
 EMPTY_CELL = "-"
 """A cell without a value."""
@@ -206,18 +207,20 @@ def _ratio(tests: DataFrame) -> str:
 def tuning(runs: DataFrame, plan: Plan) -> DataFrame:
     """Table 3: the trials of every arm with the settings that they tried, and the one that was chosen.
 
-    `runs` are those with a result, and `loss` is the mean of those that did not diverge.
+    `runs` are those with a result, and `loss` is the mean of those that did not diverge. `score` is what trials of a
+    labelled task are chosen by.
 
     >>> from analysis.questions import NO_PLAN
     >>> from asyncsgd.studies.files import PlannedArm, Tried
-    >>> tried = [Tried({"learning_rate": 0.1, "momentum": momentum}, [0, 1], []) for momentum in (0.0, 0.9)]
+    >>> values = ((0.0, 0.7), (0.9, None))
+    >>> tried = [Tried({"learning_rate": 0.1, "momentum": each}, [0, 1], [], score) for each, score in values]
     >>> arm = PlannedArm("sync", "sync", {}, chosen=tried[0].settings, trials=tried)
     >>> runs = DataFrame({"stage": "tuning", "arm": "sync", "trial": [0, 0, 1, 1], "loss": [5.0, 6.0, 7.0, 9.0]})
     >>> runs = runs.assign(usable=True, diverged=[False, False, False, True])
     >>> print(tuning(runs, NO_PLAN._replace(arms={"sync": arm})).to_string(index=False))
-     arm  learning_rate  momentum  loss  runs  diverged  chosen  at_edge
-    sync            0.1       0.0   5.5     2         0    True    False
-    sync            0.1       0.9   7.0     2         1   False    False
+     arm  learning_rate  momentum  loss  score  runs  diverged  chosen  at_edge
+    sync            0.1       0.0   5.5    0.7     2         0    True    False
+    sync            0.1       0.9   7.0    NaN     2         1   False    False
     """
     tried = runs[runs["stage"] == "tuning"]
     edge = {name for name, arm in plan.arms.items() if at_edge(arm)}
@@ -227,28 +230,32 @@ def tuning(runs: DataFrame, plan: Plan) -> DataFrame:
     for (name, _), own in tried.groupby(["arm", "trial"], sort=False, dropna=False):
         usable = own[own["usable"]]
         alive = usable[~usable["diverged"]]
-        of_trial = _settings_of_trial(own.iloc[0], plan)
-        is_chosen = name in plan.arms and plan.arms[name].chosen == of_trial
+        trial = _trial_of(own.iloc[0], plan)
+        is_chosen = name in plan.arms and plan.arms[name].chosen == trial.settings
         names.append(name)
-        settings.append(of_trial)
+        settings.append(trial.settings)
         results.append(
             {
                 "loss": alive["loss"].mean(),
+                "score": math.nan if trial.score is None else trial.score,
                 "runs": len(usable),
                 "diverged": len(usable) - len(alive),
                 "chosen": is_chosen,
                 "at_edge": is_chosen and name in edge,
             }
         )
-    return pd.concat((DataFrame({"arm": names}), DataFrame(settings), DataFrame(results)), axis=1)
+    table = pd.concat((DataFrame({"arm": names}), DataFrame(settings), DataFrame(results)), axis=1)
+    if results and np.allclose(table["score"].fillna(table["loss"]), table["loss"], equal_nan=True):
+        return table.drop(columns="score")  # the loss is what they are chosen by, or no plan says it
+    return table
 
 
-def _settings_of_trial(run: Any, plan: Plan) -> Mapping[str, Any]:
-    """The settings that the trial of a tuning run tried; without a plan its learning rate."""
+def _trial_of(run: Any, plan: Plan) -> Tried:
+    """The trial of a tuning run; without a plan its learning rate is what it tried."""
     arm = plan.arms.get(run.arm)
     if arm is None or not run.trial < len(arm.trials):
-        return {"learning_rate": run.learning_rate}
-    return arm.trials[int(run.trial)].settings
+        return Tried({"learning_rate": run.learning_rate}, [], [])
+    return arm.trials[int(run.trial)]
 
 
 def downstream(runs: DataFrame) -> DataFrame:
