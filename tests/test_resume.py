@@ -369,6 +369,16 @@ def test_a_full_disk_in_the_middle_of_a_checkpoint_keeps_the_run_and_the_last_go
     assert f"the last good one is {checkpointed(tmp_path / 'run')[-1]:012}" in said
 
 
+def test_a_run_goes_on_where_memory_does_not_suffice_for_the_copy_of_a_checkpoint(tmp_path, monkeypatch, capsys):
+    def refused(state):
+        raise MemoryError
+
+    monkeypatch.setattr("asyncsgd.core.checkpoints.copy_of", refused)
+    train(tmp_path / "run", checkpoint_every=40, quiet=False)
+    said = capsys.readouterr().out
+    assert f"checkpoint {40:012} could not be written (there is not enough memory for a copy of the state);" in said
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(

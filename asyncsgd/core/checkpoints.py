@@ -178,7 +178,7 @@ class Saver:
     def save(
         self, state: State, *, version: int, num_samples: int, train_seconds: float, cut_short: str | None = None
     ) -> None:
-        """Copy `state` and begin to write the copy.
+        """Copy `state` and begin to write the copy. Where memory does not suffice, the run goes on without it.
 
         Args:
             cut_short: see `asyncsgd.core.protocol.Method.cut_short`.
@@ -188,8 +188,15 @@ class Saver:
         self.finish()
         began = time.perf_counter()
         name = name_of(num_samples)
-        copy = copy_of(state)
-        self._wait_for_next(num_samples)
+        try:
+            copy = copy_of(state)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._tell_not_written(name, "there is not enough memory for a copy of the state")
+            return
+        finally:
+            self._wait_for_next(num_samples)
         copy_seconds = time.perf_counter() - began
         self._record(Checkpointed(version, num_samples, train_seconds, name, copy_seconds, cut_short))
         totals = self._record.totals.state()
@@ -242,13 +249,16 @@ class Saver:
                 why = reason(error)
             else:
                 why = str(error).splitlines()[0]
-            earlier = [found.name for found in _all(folder) if found.name < name]
-            left = f"the last good one is {earlier[-1]}" if earlier else "there is none before it"
-            self._tell(f"checkpoint {name} could not be written ({why}); the run goes on, and {left}")
+            self._tell_not_written(name, why)
         else:
             self._remove_old([found for found in _all(folder) if found.name <= name])
             if self._durable is not None:
                 self._durable(made)
+
+    def _tell_not_written(self, name: str, why: str) -> None:
+        earlier = [found.name for found in _all(self._folder) if found.name < name]
+        left = f"the last good one is {earlier[-1]}" if earlier else "there is none before it"
+        self._tell(f"checkpoint {name} could not be written ({why}); the run goes on, and {left}")
 
     def _remove_old(self, found: Sequence[Checkpoint]) -> None:
         losses = [checkpoint for checkpoint in found if checkpoint.eval_loss is not None]
