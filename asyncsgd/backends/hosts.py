@@ -238,7 +238,9 @@ class Hosts:
                 there = ", ".join(f"{name} {hello.versions.get(name)}" for name in different)
                 here = ", ".join(f"{name} {ours[name]}" for name in different)
                 reason = f"it has {there}, and rank 0 has {here}; install the same there"
-                self._links[host].send(Refused(reason))
+                with contextlib.suppress(Gone):  # it takes no part anyway
+                    self._links[host].send(Refused(reason))
+                    self._links[host].flush()  # this process may end now
                 self._leave_out(host, f": {reason}")
 
     def _called(self, host: int) -> str:

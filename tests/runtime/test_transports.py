@@ -20,6 +20,7 @@ import time
 from multiprocessing import connection
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -38,6 +39,7 @@ from asyncsgd.backends.link import (
     Evaluate,
     Gone,
     GradientFollows,
+    Hello,
     Inherited,
     Link,
     Ready,
@@ -736,6 +738,15 @@ def test_a_token_is_that_of_the_file_then_of_the_environment(tmp_path, monkeypat
     assert token_of(Output()) == b"e" * 40
     assert token_of(Output(token_file=str(path))) == b"f" * 40
     assert token_of(Output(trust_network=True)) == b""
+
+
+def test_a_host_with_other_versions_is_refused_also_where_it_is_gone_by_then():
+    hosts = object.__new__(Hosts)
+    hosts.this_host = ThisHost(0, 2, 0, 1, "127.0.0.1", ("127.0.0.1", 1), "test")
+    hosts.greetings = {1: Hello("h1", 1, 1, {}, {})}
+    hosts._links = {1: Mock(send=Mock(side_effect=Gone("its process ended")))}
+    with pytest.raises(RunError, match=r"host 1 \(h1\): it has asyncsgd None, .*; install the same there"):
+        hosts._check_versions()
 
 
 def answers_of_two_ranks(ask):
