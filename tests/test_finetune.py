@@ -188,15 +188,6 @@ def test_a_saved_model_is_pretrained(tune, parent, tmp_path):
     assert summary["init_sha256"] == parent.summary["parameters_sha256"]
 
 
-def test_the_model_in_the_folder_of_a_finished_run_is_that_run(tune, parent, tmp_path):
-    summary = tune(model=parent.path / "model", samples=8).summary
-    assert summary["from_scratch"] is True
-    assert summary["parent"]["run"] == parent.path.name
-    assert summary["parent"]["parameters_sha256"] == parent.summary["parameters_sha256"]
-    stopped = copied(parent, tmp_path / "stopped", status="INTERRUPTED")
-    assert tune(model=stopped / "model", samples=8).summary["parent"] is None
-
-
 def copied(run, to, **changes):
     shutil.copytree(run.path, to)
     (to / "summary.json").write_text(json.dumps(run.summary | changes))

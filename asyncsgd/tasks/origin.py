@@ -51,11 +51,6 @@ def read_origin(model: str, tasks: Sequence[str] = ("masked_lm",), built_in: Seq
         return _run_origin(folder, tasks, LAST_MODEL)
     if folder.name == BEST_MODEL and (folder.parent / "settings.yaml").is_file():
         return _run_origin(folder.parent, tasks, BEST_MODEL)
-    if folder.name == LAST_MODEL and (folder.parent / "settings.yaml").is_file():
-        summary = read_of_run(folder.parent, "summary.json")
-        # Of another run it is a saved model as any other.
-        if summary.get("status") == DONE and summary.get("task", tasks[0]) in tasks:
-            return _run_origin(folder.parent, tasks, LAST_MODEL)
     if (folder / "config.json").is_file():
         return Origin(str(folder), False)
     if folder.is_dir():
