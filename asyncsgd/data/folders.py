@@ -19,7 +19,11 @@ _WORDS = {
     **dict.fromkeys(("test", "testing"), "test"),
     **dict.fromkeys(("validation", "valid", "val", "dev", "eval", "evaluation"), "validation"),
 }
-_NAME = re.compile(rf"({'|'.join(_WORDS)})([-_][a-z]\w*?)?((?(2)[-_.]|[-_.]?)\d+(-of-\d+)?)?")
+_PART = r"(?:part|shard|chunk)"
+_NAME = re.compile(
+    rf"({'|'.join(_WORDS)})([-_](?!{_PART}[-_.]?\d)[a-z]\w*?)?"
+    rf"((?:[-_.]?(?:{_PART}[-_.]?)?\d+-of-\d+)|(?(2)[-_.]|[-_.]?)(?:{_PART}[-_.]?)?\d+)?"
+)
 """The word of a split, what makes it a set of its own (``validation_matched``), and the number of a shard. Something
 stands between a name of its own and a number, since the number is part of the name in ``test_v2``."""
 _DESCRIPTIONS = ("labels.json", "dataset_infos.json", "dataset_info.json", "state.json")

@@ -105,6 +105,8 @@ class LabelledRows:
                 f"{where} column {column!r} holds {value!r}, and --labels multi takes a list, a text with "
                 f"--label-separator, or several columns of 0 and 1 as {flag} A,B"
             )
+        if value and all(str(label) == "-1" for label in value):  # labels that are kept back, as the Hub marks them
+            return ""
         named = filter(None, map(name, value))  # what a text is cut into may be empty
         return json.dumps(list(dict.fromkeys(named)))
 

@@ -214,10 +214,12 @@ def test_matched_and_mismatched_are_sets_of_their_own(tmp_path):
 
 
 def test_a_number_makes_sets_of_their_own_and_behind_a_mark_shards_of_one(tmp_path):
-    for name in ("train", "test_v1", "test_v2", "test_a_1", "test_a_2"):
+    shards = ("test_a_1", "test_a_2", "test_part1", "test_shard-02", "test_b1-of-3")
+    for name in ("train", "test_v1", "test_v2", *shards):
         table(tmp_path / f"{name}.csv", "text,label", "a,1")
     splits, _ = splits_of(tmp_path, KINDS, {}, None)
-    assert splits.keys() == {"train", "test_v1", "test_v2", "test_a"}
+    assert splits.keys() == {"train", "test_v1", "test_v2", "test_a", "test", "test_b"}
+    assert [path.stem for path in splits["test"]] == ["test_part1", "test_shard-02"]
 
 
 @pytest.mark.parametrize("names", [["dev-blog", "rivers"], ["eval", "notes"], ["test", "validation_a"]])

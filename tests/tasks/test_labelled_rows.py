@@ -103,6 +103,15 @@ def test_a_set_whose_columns_of_labels_are_empty_is_predicted(tmp_path):
     assert not unlabelled.has_labels
 
 
+def test_a_list_of_named_labels_that_are_kept_back_is_predicted(tmp_path):
+    rows = [{"text": "a", "label": [0]}, {"text": "b", "label": []}, {"text": "c", "label": [0, 1]}]
+    folder = table(tmp_path / "p", train=rows, test=[{"text": "d", "label": [-1]}, {"text": "e", "label": [1]}])
+    (folder / "labels.json").write_text('["x", "y"]')
+    corpus, _ = read(folder, labels="multi")
+    assert corpus.train.labels == ('["x"]', "[]", '["x", "y"]')
+    assert corpus.eval.texts == ("e",)
+
+
 def test_names_that_no_text_has_stay_and_a_class_that_only_the_evaluation_has_is_refused_with_its_row(tmp_path):
     folder = table(tmp_path / "p", train=PAIRS, test=["first,second,label", "s,t,x", "u,v,z"])
     columns = {"text_column": "first", "text_pair_column": "second"}
