@@ -42,7 +42,7 @@ from torch import Tensor
 from asyncsgd import __version__
 from asyncsgd.core.limits import Best
 from asyncsgd.core.state import State
-from asyncsgd.errors import UsageError, is_out_of_memory, reason
+from asyncsgd.errors import RunError, UsageError, is_out_of_memory, reason
 from asyncsgd.records.console import Recorder
 from asyncsgd.records.events import EVENTS, Checkpointed, sha256_of_first
 from asyncsgd.records.run_folder import RunFolder, json_text, sync, write_text
@@ -344,7 +344,7 @@ def load_state(folder: Path, name: str, device: str | torch.device = "cpu", rule
             return _read_state(file, device, rule_module)
     except (pickle.UnpicklingError, *_NO_STATE) as error:
         if is_out_of_memory(error):
-            raise
+            raise RunError(f"there is not enough memory to read checkpoint {name} in {folder}; free some") from None
         # Without its cause: torch's own message advises to load it all the same, which would run whatever is in it.
         said = f"the state of checkpoint {name} in {folder} cannot be read back: {unread(error)}"
         raise UsageError(said) from None
