@@ -240,7 +240,6 @@ class Hosts:
                 reason = f"it has {there}, and rank 0 has {here}; install the same there"
                 with contextlib.suppress(Gone):  # it takes no part anyway
                     self._links[host].send(Refused(reason))
-                    self._links[host].flush()  # this process may end now
                 self._leave_out(host, f": {reason}")
 
     def _called(self, host: int) -> str:
