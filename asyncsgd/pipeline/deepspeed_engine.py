@@ -51,7 +51,9 @@ def configuration(path: str | None) -> dict[str, Any]:
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{path} cannot be read as a configuration of DeepSpeed: {error}") from error
     for key in _OTHER_PRECISIONS:
-        if key in config:
+        asked = config.get(key, {"enabled": False})
+        is_off = isinstance(asked, dict) and asked.get("enabled") is False
+        if not is_off:
             raise UsageError(f"{path}: take {key} out; the parameters of a stage lie in one float32 vector")
     if config | FIXED != config:
         raise UsageError(f"{path} has to say {json.dumps(FIXED)}, so that the gradient is that of the whole batch")
