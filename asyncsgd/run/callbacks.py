@@ -96,7 +96,11 @@ class Callbacks:
             flat.parameters.copy_(parameters)
             if flat.statistics is not None and statistics is not None:
                 flat.statistics.put(statistics)
-            return copy.deepcopy(flat.model).eval()
+            try:
+                return copy.deepcopy(flat.model).eval()
+            except Exception:  # it holds what cannot be copied, such as a lock: hand it out, and make another next time
+                self._flat = None
+                return flat.model.eval()
 
 
 def check_callbacks(callbacks: Any) -> None:
