@@ -96,7 +96,7 @@ def test_a_config_is_found_in_the_package_by_its_name_and_as_it_was_typed_in_a_c
     names = ["quick", "quick.yaml", "configs/quick.yaml", "experiments/configs/quick.yaml"]
     script = cli(f"sweep.py {names[-1]} --print-commands")
     expected = commands_of(script, "python experiments/", "asyncsgd train ")
-    assert len(expected) == 28  # the base model and the tuning runs
+    assert len(expected) == 1  # of the base model, from which the others start
     for name in [*names, "--quick"]:
         door = cli(f"asyncsgd study {name} --print-commands")
         assert commands_of(door, "python ", "asyncsgd train ") == expected

@@ -408,7 +408,7 @@ def test_a_look_writes_nothing_before_and_after(flag, unbroken, tmp_path, capsys
         assert told in said.out
         assert "note   with 2 seeds no difference can be found in a primary family of 1 comparison" in said.out
     else:
-        assert said.out.count("python experiments/stilt_mlm.py") == 7  # the base model and the tuning runs
+        assert said.out.count("python experiments/stilt_mlm.py") == 1  # the base model
         assert said.err == "# the commands of later runs depend on these; print them again afterwards\n"
     before = files_of(out)
     assert sweep(config, out, flag) == 0
@@ -419,7 +419,7 @@ def test_a_look_writes_nothing_before_and_after(flag, unbroken, tmp_path, capsys
 def test_printed_commands_make_a_study_that_was_registered_before_its_test_runs(unbroken, tmp_path, capsys):
     config, out = unbroken
     new = tmp_path / "new"
-    for folders in ({"base", "tuning"}, {"pilot"}, {"test"}, set()):
+    for folders in ({"base"}, {"tuning"}, {"pilot"}, {"test"}, set()):
         capsys.readouterr()
         assert sweep(config, new, "--print-commands") == 0
         commands = [line for line in capsys.readouterr().out.splitlines() if line.startswith("python ")]
@@ -429,6 +429,9 @@ def test_printed_commands_make_a_study_that_was_registered_before_its_test_runs(
         assert (new / "analysis.yaml").exists() == (folders <= {"test"})
         for line in words:
             stilt_mlm.SCRIPT.run(line[2:], StopRequest())
+        if folders == {"tuning"}:
+            assert sweep(config, new, "--print-commands", "--set", "base.samples=16") == 2
+            assert "another config: it has another samples; type another --out" in capsys.readouterr().err
     before = files_of(new)
     assert sweep(config, new) == 0
     assert files_of(new).keys() == before.keys()

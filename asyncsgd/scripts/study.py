@@ -333,7 +333,7 @@ def print_commands(study: StudyFolder, shard: tuple[int, int]) -> None:
             study.register()
         for job in todo:
             print(shlex.join(job.command))
-        if stage in WAITS_FOR.values() and study.unfinished(stage):
+        if (stage == "base" or stage in WAITS_FOR.values()) and study.unfinished(stage):
             print("# the commands of later runs depend on these; print them again afterwards", file=sys.stderr)
             return
 

@@ -112,7 +112,28 @@ class StudyFolder:
             file = msgspec.json.decode((self.out / "plan.json").read_bytes(), type=PlanFile)
             self._targets = file.targets
             self._analysis_sha256 = file.analysis_sha256
+            planned_before = {arm.name for arm in file.arms}
+            if self.plan.ladder is None and planned_before != {arm.name for arm in self.plan.arms}:
+                raise UsageError(
+                    f"{self.out} was planned by an earlier version, with other names of arms: "
+                    f"{', '.join(sorted(planned_before))}; type another --out"
+                )
         self.choose()
+        if not kept.is_file():
+            self._refuse_runs_of_another_config()
+
+    def _refuse_runs_of_another_config(self) -> None:
+        """Refuse a folder without config.yaml whose runs, of commands that were printed, have other settings."""
+        for run in self.plan.runs:
+            values = self.plan.run_settings(run, self.chosen, self.budget_seconds, self.evaluate_at)
+            folder = self.out / run.folder
+            if values is None or not (folder / "settings.yaml").is_file():
+                continue
+            recorded = read_settings(folder)
+            for key, value in checked_settings(run.folder, values, self.plan.task(run)).items():
+                is_compared = key in values and key in recorded  # a record has no places, such as cache_dir
+                if is_compared and json.dumps(recorded[key]) != json.dumps(kinds.plain(value)):
+                    raise UsageError(f"{folder} was made by another config: it has another {key}; type another --out")
 
     def begin(self) -> None:
         """Read how far the study is and write its plan into its folder."""
