@@ -355,7 +355,7 @@ def test_a_full_disk_in_the_middle_of_a_checkpoint_keeps_the_run_and_the_last_go
 
     def full(content, file):
         calls.append(True)
-        if len(calls) > 2:
+        if len(calls) > 1:  # on a slow machine there are two, the first and the last
             file.write(b"half of it")
             raise OSError(28, "No space left on device")
         saved(content, file)
