@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncsgd import errors
-from asyncsgd.core.signals import held
+from asyncsgd.core.signals import signals_held
 from asyncsgd.errors import UsageError
 from asyncsgd.records.best_effort import best_effort
 from asyncsgd.run.runtimes import processes_on_this_host
@@ -244,7 +244,7 @@ def fork_server_importing(*modules: str) -> ForkServerContext:
         resource_tracker.ensure_running()
         # The fork server starts with signals blocked, and its children inherit that. Only the leader handles Ctrl-C,
         # and the SIGTERM that a batch system sends to every process of a job; it stops the others in good order.
-        with held():
+        with signals_held():
             forkserver.ensure_running()
     return context
 

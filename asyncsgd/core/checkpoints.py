@@ -150,8 +150,8 @@ class Saver:
         self._tell = tell
         self._durable = durable
         self._folder = folder.path / FOLDER
-        # The samples of the checkpoint that the run goes on from. If it is stopped before a new arrival, this
-        # checkpoint stays and no other is written.
+        # The samples of the checkpoint that the run goes on from. If the run is stopped, or ends, before a new arrival,
+        # this checkpoint stays and no other is written.
         self._resumes_at = None if folder.resume is None else folder.resume.checkpoint.total_samples
         self._thread: threading.Thread | None = None
         self._wait_for_next(self._resumes_at or 0)
@@ -374,7 +374,8 @@ def _read_state(file: IO[bytes], device: str | torch.device, rule_module: str) -
 
 
 _NO_STATE = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, EOFError)
-"""What torch raises at a file that has the right hash and is no state."""
+"""What torch raises at a file that has the right hash and is no state. Some of these also say that memory does not
+suffice; `is_out_of_memory` tells the two apart."""
 
 
 def find(

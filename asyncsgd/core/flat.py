@@ -255,7 +255,7 @@ class FlatModel:
                 tensor.grad = view
 
     def before_forward(self) -> list[tuple[int, bool]]:
-        """For each parameter: how often it was changed in place, as torch counts it, and whether it is trained."""
+        """Return how often each parameter was changed in place, as torch counts it, and whether it is trained."""
         return [(tensor._version, tensor.requires_grad) for tensor in self._tensors]
 
     def check_forward(self, before: list[tuple[int, bool]]) -> None:

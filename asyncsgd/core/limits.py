@@ -89,7 +89,8 @@ class Result:
     """
     stopped_early: Mapping[str, Any] | None = None
     """Why the run ended before its budget was spent, as summary.json has it: too many evaluations in a row had no new
-    lowest loss, or a callback asked for the end. None: it did not end early."""
+    lowest loss, or a callback asked for the end. None: neither of the two. So a run that reached its target loss has
+    None too."""
     best: Best | None = None
     """The version with the lowest evaluation loss; None without ``Limits.keep_best``."""
     best_parameters: Tensor | None = None
@@ -137,7 +138,8 @@ class EvaluationPoints:
 
     They are the same in every mode. The first update at or after a point in samples passes it. Without a budget in
     samples the points lie in training seconds. With ``limits.evaluate_every`` the points are its multiples in samples,
-    and the end. ``limits.evaluate_at`` is one more point in samples, whatever the others lie in.
+    and the end of a budget in samples; the end of a budget in seconds is then no point, and the loop evaluates there
+    all the same. ``limits.evaluate_at`` is one more point in samples, whatever the others lie in.
 
     >>> points = EvaluationPoints(Limits(samples=100), count=4)
     >>> [points.in_samples.take_up_to(samples) for samples in (10, 30, 49, 80)]

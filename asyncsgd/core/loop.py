@@ -105,6 +105,7 @@ class Loop:
         self._parameters = parameters or (lambda: method.parameters)
         self._statistics = statistics
         self._points = EvaluationPoints(limits, num_evaluations)
+        """When an evaluation is due. These points lie in samples or seconds; `Work.point` is a vector of parameters."""
         self.early_stop = EarlyStop(limits)
         """Also keeps the parameters of the lowest loss, and finds divergence."""
         self.evaluations: list[Evaluation] = []
@@ -114,7 +115,7 @@ class Loop:
         with this flag set, and the resumed run evaluates first.
         """
         self._changed = False
-        """Whether the parameters have changed since the last evaluation."""
+        """Whether the parameters have changed since the last evaluation; see `Step.changed`."""
 
     def run(self) -> Result:
         """Train until the budget is spent; called once, on a new object or on one that has loaded a state.

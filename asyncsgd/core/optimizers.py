@@ -104,7 +104,8 @@ class Optimizer:
         self._clip_norm = clip_norm
         self._clipped: Tensor | None = None
         self.norm: float | None = None
-        """The Euclidean norm of the last direction, before it was clipped; None if nothing is clipped."""
+        """The Euclidean norm of the last direction, before it was clipped, also if it was short enough. None before the
+        first step, and in an optimizer whose `clip_norm` is 0."""
         groups: list[ParameterGroup] = []
         for tensors, decay, first in ((decayed, weight_decay, 0), (undecayed, 0.0, len(decayed))):
             group: ParameterGroup = {"params": tensors, "weight_decay": decay, "lr": peak}
@@ -314,7 +315,7 @@ class OptimizerRecipe:
     build: BuildOptimizer
     """Makes the torch optimizer from parameter groups, such as `SGD` and `AdamW`."""
     weight_decay: float = 0.0
-    """Of matrices, as the torch optimizer defines it."""
+    """The weight decay of matrices, as the torch optimizer defines it; other parameters have none."""
     clip_norm: float = 0.0
     """The largest Euclidean norm of a direction; 0: no clipping."""
     peak: float = dataclasses.field(default=1.0, compare=False)

@@ -34,10 +34,11 @@ class Work(Struct, gc=False):
     """The server's version when it dispatched this gradient. The worker may read a newer one when it begins. If there
     is a `point`, this is the version of the point, which may be older than the dispatch."""
     num_local_steps: int
-    """How many steps the worker's inner optimizer takes, one for each batch. It is 1 if the worker computes the
-    gradient of one batch. For peers it is no count. Their gradients have one batch each, and a worker takes a group of
-    steps before it meets others; this is 1, 2, ... for the first, second, ... gradient of its group. A gradient arrives
-    when the computing times of the group up to it have passed."""
+    """How many of the worker's random computing times pass from `began` to the arrival of this gradient: those with the
+    numbers `draw`, `draw` + 1, and so on. Under a server there is one for each batch. This is 1 if the worker computes
+    the gradient of one batch; with local steps it is also how many steps the worker's inner optimizer takes. The
+    gradient of a peer always has one batch. But a peer may take a group of steps before it meets others, and all times
+    of a group are counted from its beginning; so this is 1, 2, ... for the first, second, ... gradient of a group."""
     batches: Ranges
     """The batches of the gradient: ranges of positions in a stream of batches. Simulated problems have
     a stream for each worker (`OwnStreams`), tasks one for all (`BatchStream`)."""
@@ -135,7 +136,9 @@ class Step(Struct, frozen=True, gc=False):
     """The gradients that were in flight until now and that nobody waits for any more: they were abandoned, or their
     worker is gone."""
     changed: bool = False
-    """Whether the parameters that are evaluated have changed."""
+    """Whether the loop looks for an evaluation that is due, since the parameters that are evaluated have changed. A
+    server says so after each update. Peers say so at each arrival that counts in `Method.num_samples`, also at one
+    whose batch has no loss term and so changes nothing."""
     record: Record | None = None
     """The record of what happened, for the log; None if nobody reads records."""
 
@@ -196,10 +199,11 @@ class Method(Protocol):
 
     @property
     def present(self) -> Sequence[int]:
-        """The workers that take part now, idle ones first. If gradients in flight are lost with a stop
-        (`Backend.loses_flights`), the loop lets all workers leave after a resume, in this order. A busy worker gives
-        its batches back when it leaves. If a busy one left first, an idle one, which is about to leave too, would be
-        started on these batches.
+        """The workers that take part now, idle ones first.
+
+        An idle worker leaves before a busy one. A busy worker gives its batches back when it leaves, and an idle worker
+        that was still there would be started on them. The loop lets all workers leave, in this order, after a resume of
+        a run whose gradients in flight were lost with the stop; see `Backend.loses_flights`.
         """
 
     def extend(self) -> Step | None:

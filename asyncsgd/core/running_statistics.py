@@ -178,7 +178,7 @@ class RunningStatistics:
 
     @property
     def sha256(self) -> str:
-        """Of the bytes of `values`: equal exactly when all bits are."""
+        """The hash of the bytes of `values`: equal exactly when all bits are."""
         return hashlib.sha256(self.values.numpy().tobytes()).hexdigest()
 
     def describe(self) -> str:
@@ -271,12 +271,12 @@ class RunningStatistics:
         mean = values + share * (others - values)
         return torch.where(self._is_averaged, mean.float().double(), values)
 
-    def pull(self, moved: Tensor, rate: float) -> Tensor:
+    def pull(self, moved: Tensor, share: float) -> Tensor:
         """Let `values`, and the statistics of the model that a worker keeps, go a share of the way to each other.
 
         Args:
             moved: the effect of the worker's local steps on its own statistics, `(3, S)`.
-            rate: the share, in [0, 1].
+            share: how much of the way, in [0, 1].
 
         Returns:
             The statistics of the worker afterwards, `(S,)`, new.
@@ -284,8 +284,8 @@ class RunningStatistics:
         replica = moved[0]
         centre = self.values.clone()
         followed = self.followed(centre, moved)
-        self._become(torch.where(self._is_averaged, self.mixed(centre, replica, rate), followed))
-        return self.mixed(replica, centre, rate)
+        self._become(torch.where(self._is_averaged, self.mixed(centre, replica, share), followed))
+        return self.mixed(replica, centre, share)
 
     def become_mean(self, values: Tensor, weights: Tensor) -> None:
         """Set the moving averages and means of `values` to the weighted mean of those of several models.

@@ -11,9 +11,10 @@ from typing import Any
 from asyncsgd.errors import RunError, UsageError
 
 Schedule = Callable[[int], float]
-"""From the number of samples that arrived, used or not, to the learning rate."""
+"""A function from the number of samples that arrived, used or not, to the learning rate."""
 Shape = Callable[[float], float]
-"""From the progress of a run after the warm-up, 0 to 1, to a share of the peak learning rate."""
+"""The shape of a schedule: a function from the progress of a run after the warm-up, 0 to 1, to a share of the peak
+learning rate. The shape of a tensor is another thing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,17 +54,18 @@ class WarmupSchedule:
 
 
 def constant(progress: float) -> float:
-    """1 throughout."""
+    """The share is 1 throughout."""
     return 1.0
 
 
 def linear(progress: float) -> float:
-    """From 1 down to a tenth in a straight line; not to 0, so that the last gradients of a run still count."""
+    """The share falls from 1 to a tenth in a straight line. It does not reach 0, so that the last gradients of a run
+    still count."""
     return 1.0 - 0.9 * progress
 
 
 def cosine(progress: float) -> float:
-    """From 1 down to a tenth along half a cosine."""
+    """The share falls from 1 to a tenth along half a cosine."""
     return 0.1 + 0.45 * (1.0 + math.cos(math.pi * progress))
 
 

@@ -131,11 +131,12 @@ class Server(Starter):
         self._writing = writing or (lambda version: _NO_CONTEXT)
         self._records = records
         self._moved: dict[int, Moved] = {}
-        """Dispatch -> the effect on the running statistics, of gradients that have arrived and may still be used."""
+        """Dispatch -> the gradient's effect on the running statistics, for gradients that have arrived and may still be
+        used."""
         self._without_terms: set[int] = set()
         """The dispatch numbers of gradients whose batches had no loss term."""
         self._frozen: dict[int, tuple[str, ...]] = {}
-        """Dispatch -> the names of the parameters that were frozen, of gradients that arrived and were not used."""
+        """Dispatch -> the names of the parameters that were frozen, for gradients that arrived and were not used."""
 
     @property
     def workers(self) -> tuple[int, ...]:
@@ -422,6 +423,7 @@ class Server(Starter):
         saving."""
         self._present = set(self.view.workers)
         self._snapshot = None
+        # `_arriving_statistics` is None: a state is saved and loaded only between two arrivals.
         for dispatch, moved in self._moved.items():  # a state is read to the device of the parameters
             self._moved[dispatch] = msgspec.structs.replace(moved, vectors=moved.vectors.cpu())
         self.view.learning_rate = 1.0 if self._local_steps else self._schedule(self.num_samples)

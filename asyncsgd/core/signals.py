@@ -264,8 +264,9 @@ os.register_at_fork(after_in_child=_hear_nothing_of_parent)
 
 
 @contextlib.contextmanager
-def held() -> Iterator[None]:
-    """Within it signals wait: they are delivered at its end. For what is short and must be whole.
+def signals_held() -> Iterator[None]:
+    """Return a context in which signals wait. They are delivered at its end. It is for work that is short and must not
+    be interrupted.
 
     A process that is started within it never hears them, nor do those that it starts.
     """

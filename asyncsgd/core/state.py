@@ -37,8 +37,10 @@ def state_of(part: Any) -> Any:
 def restore(part: Any, state: State) -> None:
     """Load `state` into `part`, which must have been built with the same arguments as the part whose state it is.
 
-    The part takes the objects of the state over, so the caller uses it no more. Tensors are copied to where those of
-    the part are, since others share their memory. Afterwards ``part.restored()`` is called if there is one.
+    The part takes the objects of the state over, so the caller uses it no more. An attribute that is a tensor is copied
+    to where that of the part is, since others share its memory. A tensor within a list, tuple, dict or struct stays on
+    the device to which the state was loaded. Afterwards ``part.restored()`` is called if there is one; it brings such
+    tensors to the CPU where they belong there.
     """
     for name in part.KEPT:
         before = getattr(part, name)

@@ -135,7 +135,8 @@ class Event(Struct, frozen=True, gc=False):
     loss_scales: tuple[float, ...] = ()
     """In float16 the scale of the loss in each local step; else empty."""
     gradient_norm: float | None = None
-    """Euclidean norm of the direction of the last step taken here, before clipping; None where nothing is clipped."""
+    """The Euclidean norm of the direction of the last step taken here, before clipping. None if no step was taken here,
+    or if the optimizer that took it does not clip (``--clip-norm 0``)."""
     kind: str = "arrival"
     """``arrival``."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from asyncsgd.core.flat import FlatModel, parameters_sha256
 from asyncsgd.core.limits import Best, Result
-from asyncsgd.core.signals import held
+from asyncsgd.core.signals import signals_held
 from asyncsgd.errors import UsageError, reason
 from asyncsgd.records.console import shown_metrics
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED
@@ -175,7 +175,7 @@ def write_last(folder: RunFolder | None, summary: Mapping[str, Any]) -> None:
     """Write the summary and close the folder; signals wait meanwhile. A resume that was refused leaves the old one."""
     if folder is None:
         return
-    with held():
+    with signals_held():
         if folder.is_taken_up:
             folder.write_summary(summary)
         folder.close()

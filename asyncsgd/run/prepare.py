@@ -15,7 +15,7 @@ from asyncsgd.backends.launch import Launch, World, fork_server
 from asyncsgd.backends.mirror import Sender
 from asyncsgd.core.checkpoints import Found, Policy, Saver
 from asyncsgd.core.flat import FlatModel
-from asyncsgd.core.signals import StopRequest, held
+from asyncsgd.core.signals import StopRequest, signals_held
 from asyncsgd.errors import UsageError, is_out_of_memory
 from asyncsgd.pipeline.cut import anatomy
 from asyncsgd.records.console import Recorder, teller
@@ -235,7 +235,7 @@ def _take_up(folder: RunFolder, environment: Mapping[str, Any], record: Recorder
     All checks must have passed, since this changes the folder.
     """
     found: Found = folder.resume
-    with held():
+    with signals_held():
         folder.write_environment(environment)
         discarded = folder.go_on()
     checkpoint = found.checkpoint

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from asyncsgd.core.flat import ALIGNMENT
-from asyncsgd.core.signals import held
+from asyncsgd.core.signals import signals_held
 from asyncsgd.data.tokenizer import refuse_own_code
 from asyncsgd.errors import UsageError
 
@@ -363,7 +363,7 @@ def save_whole(save: Callable[[Path], None], folder: Path) -> None:
     partial.mkdir(parents=True)
     try:
         save(partial)
-        with held():  # no signal to stop comes between the two
+        with signals_held():  # no signal to stop comes between the two
             shutil.rmtree(folder, ignore_errors=True)
             partial.rename(folder)
     finally:

@@ -111,7 +111,9 @@ class Peers(abc.ABC, Generic[R]):
 
         Returns:
             The learning rate of the step, the workers that start a gradient now, and whether `num_samples` takes over
-            the samples that have arrived: not in the middle of a round, in which the mean model does not change.
+            the samples that have arrived. It does not in the middle of a round, in which the mean model does not
+            change. It does after a batch without a loss term, which changes nothing either. `Step.changed` says the
+            same to the loop.
         """
 
     def _step(self, worker: int, arrived: Arrived, learning_rate: float) -> None:
@@ -139,7 +141,7 @@ class Peers(abc.ABC, Generic[R]):
 
         Returns:
             How many steps of the group came before this one, and when the group began, in seconds. By default each step
-            is a group.
+            is a group. See `Work.num_local_steps`.
         """
         return 0, self._clock()
 
@@ -208,8 +210,8 @@ class Peers(abc.ABC, Generic[R]):
         if self.statistics is not None:
             self.statistics.reestimated = None
         with torch.no_grad():
-            learning_rate, following, changed = self._take(happened)
-            if changed:
+            learning_rate, following, counts = self._take(happened)
+            if counts:
                 self.num_samples = self._num_arrived
             works = self._begin(following)
         event = Event(
@@ -236,7 +238,7 @@ class Peers(abc.ABC, Generic[R]):
             loss_scales=gradient.loss_scales,
             gradient_norm=self._optimizers[worker].norm,
         )
-        return Step(works, changed=changed, record=event)
+        return Step(works, changed=counts, record=event)
 
     def _begin(self, workers: list[int]) -> list[Work]:
         """Start the workers that wait and `workers`, as far as there are batches. Once the budget is spent nobody

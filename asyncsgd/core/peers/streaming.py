@@ -77,14 +77,20 @@ class Streaming(Peers[StreamingDiLoCo]):
         self._steps = [0] * number  # how many inner steps it has taken
         self._idle_since = [0.0] * number
         self._since: list[tuple[float, int]] = [(0.0, 0)] * number
-        """(when the worker was mixed last, how many steps it has begun since). Times are summed from there all at once,
-        so that rounding does not depend on how many steps a sum has."""
+        """(when the worker was mixed last, how many steps it has begun since). A group is the steps of a worker from
+        one mix to the next. The times of a group are summed from its beginning all at once, so that rounding does not
+        depend on how many steps a sum has."""
 
     def _rate(self, worker: int) -> float:
         return self._schedule((self._num_workers * self._steps[worker] + 1) * self._batch_size)
 
     def _begin_timing(self, worker: int) -> tuple[int, float]:
-        """All steps of a worker since it was mixed last are timed as a group."""
+        """Time all steps of a worker since it was mixed last as one group.
+
+        If a worker that was mixed at 10 s takes three steps, this returns (0, 10), (1, 10) and (2, 10), and leaves
+        (10, 1), (10, 2) and (10, 3) in `_since`. Their `Work.num_local_steps` are 1, 2 and 3: the third gradient
+        arrives when the times of all three have passed since 10 s.
+        """
         since, number = self._since[worker]
         self._since[worker] = (since, number + 1)
         # The first step of a group waits for the transfer of the result that was mixed in, so it may begin after now.
