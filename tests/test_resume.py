@@ -349,7 +349,17 @@ def test_a_checkpoint_gets_its_name_when_its_records_and_its_state_outlive_a_pow
     assert wrong == []
 
 
-def test_a_full_disk_in_the_middle_of_a_checkpoint_keeps_the_run_and_the_last_good_one(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (OSError(28, "No space left on device"), "No space left on device: free some space"),
+        (MemoryError(), "there is not enough memory to write it"),
+    ],
+    ids=["disk", "memory"],
+)
+def test_a_refusal_in_the_middle_of_a_checkpoint_keeps_the_run_and_the_last_good_one(
+    error, why, tmp_path, monkeypatch, capsys
+):
     saved = torch.save
     calls = []
 
@@ -357,14 +367,14 @@ def test_a_full_disk_in_the_middle_of_a_checkpoint_keeps_the_run_and_the_last_go
         calls.append(True)
         if len(calls) > 1:  # on a slow machine there are two, the first and the last
             file.write(b"half of it")
-            raise OSError(28, "No space left on device")
+            raise error
         saved(content, file)
 
     monkeypatch.setattr(torch, "save", full)
     run = asyncsgd.train(Noisy(), folder=tmp_path / "run", samples=SAMPLES, checkpoint_every=40, device="cpu")
     assert run.summary["status"] == "DONE"
     said = capsys.readouterr().out
-    assert "could not be written (No space left on device: free some space); the run goes on, and the last good" in said
+    assert f"could not be written ({why}); the run goes on, and the last good" in said
     assert not list((tmp_path / "run" / "checkpoints").glob("*.partial"))
     assert f"the last good one is {checkpointed(tmp_path / 'run')[-1]:012}" in said
 

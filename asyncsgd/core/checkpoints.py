@@ -242,13 +242,15 @@ class Saver:
             text = json_text(dataclasses.asdict(made))
             write_text(folder / f"{name}.json", _sealed(text.encode()).decode())
             sync(folder)
-        except (OSError, RuntimeError) as error:  # torch says in a RuntimeError that a disk is full
+        except (OSError, RuntimeError, MemoryError) as error:  # torch says in a RuntimeError that a disk is full
             with contextlib.suppress(OSError):
                 partial.unlink()
             if isinstance(error, OSError):
                 why = reason(error)
+            elif is_out_of_memory(error):
+                why = "there is not enough memory to write it"
             else:
-                why = str(error).splitlines()[0]
+                why = str(error).partition("\n")[0]
             self._tell_not_written(name, why)
         else:
             self._remove_old([found for found in _all(folder) if found.name <= name])
