@@ -14,7 +14,8 @@ are replayed. same_results_cases.py has the list. A hash is kept of every field 
     replay                                the last word of python -m asyncsgd replay
 
 A field that is missing or null has no hash. Hashes belong to one machine and one version of torch: write and compare on
-the same. Exits with 1 where a hash differs, and names the fields and the runs, in the form of tests/differences.md.
+the same. Exits with 1 where a run failed or a hash differs, and names the fields and the runs, in the form of
+tests/differences.md. A run that is replayed now, and was not when the file was written, does not differ by that.
 
 Where a field is to be different, `--without FIELD` leaves it out, once for every field; the commit says why. A key that
 gets another name gets a line in NEW_NAMES, and a command or a flag is changed in its case, whose name stays: so hashes
@@ -205,6 +206,8 @@ def differences(before: Hashes, now: Hashes, without: Collection[str] = ()) -> l
 
     >>> differences({"a": {"x": "1", "y": "1"}, "b": {"x": "1"}}, {"a": {"x": "2"}, "b": {"x": "2"}}, ["y"])
     ['- `x` in `a`, `b`']
+    >>> differences({"a": {"x": "1"}}, {"a": {"x": "1", "replay": "2"}})
+    []
     """
     runs: dict[str, list[str]] = {}
     for name in sorted(before.keys() | now.keys()):
@@ -214,6 +217,8 @@ def differences(before: Hashes, now: Hashes, without: Collection[str] = ()) -> l
             difference = "not made before"
         else:
             different = {field for field, _ in before[name].items() ^ now[name].items()}
+            if "replay" not in before[name]:
+                different.discard("replay")
             fields = sorted(different.difference(without))
             difference = ", ".join(f"`{field}`" for field in fields)
         if difference:
@@ -266,6 +271,8 @@ def main() -> int:
         parser.error(f"--without {min(unknown)}: no run to compare with has a field of this name")
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(IMPORTED_ONCE))
     now, failed = run_cases(arguments.only, arguments.jobs)
+    if not now and not failed:
+        parser.error(f"--only {arguments.only}: no run has a name that matches")
     if before is None:
         if failed:
             return 1
@@ -282,7 +289,7 @@ def main() -> int:
     for line in different:
         print(line)
     print(f"{num_same} of {num_runs} runs the same")
-    return 1 if different else 0
+    return 1 if different or failed else 0
 
 
 if __name__ == "__main__":

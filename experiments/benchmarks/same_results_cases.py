@@ -234,18 +234,19 @@ def _resumed(folder: Path) -> dict[str, Case]:
 
 
 def _simulated() -> dict[str, Case]:
-    """Closed-form problems; methods without a server cannot be replayed."""
+    """Closed-form problems, with a server and without."""
     simulate = "simulate.py --nproc 7 --samples 210 --evaluations 3"
     timed = "simulate.py --nproc 6 --seconds 30 --evaluations 5"
     runs = {}
     for rule in RULES:
         runs[f"simulated, {rule}"] = Case(f"{simulate} --rule {rule}", replayed=True)
     for method in GOSSIP:
-        runs[f"simulated, {method}"] = Case(f"{simulate} --rule {method}")
+        runs[f"simulated, {method}"] = Case(f"{simulate} --rule {method}", replayed=True)
         command = f"{timed} --rule {method} --problem logistic --speeds log_normal:1 --learning-rate .01"
-        runs[f"simulated, {method}, seconds"] = Case(command)
+        runs[f"simulated, {method}, seconds"] = Case(command, replayed=True)
     for method in ("ad_psgd", "sgp", "streaming_diloco:num_local_steps=4"):
-        runs[f"simulated, {method}, one worker"] = Case(f"simulate.py --nproc 1 --samples 40 --rule {method}")
+        command = f"simulate.py --nproc 1 --samples 40 --rule {method}"
+        runs[f"simulated, {method}, one worker"] = Case(command, replayed=True)
     for rule in ("asynchronous", "synchronous", "ringmaster:threshold=4,stops=true", "ringleader", "easgd"):
         command = f"{timed} --rule {rule} --churn {CHURN} --network {NETWORK} --problem heterogeneous"
         runs[f"simulated, {rule}, churn and network"] = Case(command, replayed=True)
