@@ -2,7 +2,8 @@
 
 A folder of candidates holds
 
-    manifest.json             what it was made of, and statistics; written first and last
+    manifest.json             what it was made of, with the packages of the last call that made a chunk, and statistics;
+                              written first and last
     chunk-00000-KEY.parquet   one row a text, in the order of the training texts and then the evaluation texts
     examples.json             some texts with their candidates and one drawing of masks
     terms.png                 the commonest candidates, and how many there are in a text
@@ -194,7 +195,8 @@ def find_candidates(
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / MANIFEST).exists():
         write_json(folder / MANIFEST, manifest)
-    elif read_manifest(folder)["chunks"] != manifest["chunks"]:
+    before = read_manifest(folder)
+    if before["chunks"] != manifest["chunks"]:
         raise UsageError(f"{folder} holds candidates of other texts, another tokenizer or finder; type another --out")
     to_make: list[Chunk] = []
     for name, texts in chunks.items():
@@ -203,6 +205,8 @@ def find_candidates(
             to_make.append((path, texts))
     for _ in mapped(make_chunk, to_make):
         pass
+    if not to_make:
+        manifest["versions"] = before["versions"]
     rows = read_chunks(folder, chunks)
     digests = []
     for name in chunks:

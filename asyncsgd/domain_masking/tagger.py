@@ -84,6 +84,7 @@ class Tagger:
 
 def windows(length: int, size: int) -> list[tuple[int, int, int, int]]:
     """The windows of a text: (start, end, from, to) in pieces; a window decides on the pieces in [from, to).
+    A text of up to `size` pieces has one window, an empty text none.
 
     >>> windows(10, 8), windows(3, 8), windows(0, 8)
     ([(0, 8, 0, 7), (6, 10, 7, 10)], [(0, 3, 0, 3)], [])
@@ -181,7 +182,9 @@ def load(folder: str, device: str) -> Loaded:
     tags = [_bio_tag(name) for name in names]
     if "O" not in tags:
         raise UsageError(f"--finder ner: {folder} has no label O, so every word would be found: {', '.join(names)}")
-    positions = getattr(model.config, "max_position_embeddings", None) or LONGEST_WINDOW
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is None or positions < 1:  # XLNet, whose positions are relative, says -1
+        positions = LONGEST_WINDOW
     embeddings = getattr(model.base_model, "embeddings", None)
     # RoBERTa's positions begin after that of the padding.
     positions -= 1 + getattr(embeddings, "padding_idx", -1)

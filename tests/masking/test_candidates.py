@@ -128,6 +128,14 @@ def test_a_folder_of_something_else_is_neither_written_into_nor_trained_with(tmp
     assert contents(tmp_path) == before
 
 
+def test_a_manifest_names_the_packages_of_the_last_call_that_made_a_chunk(tmp_path, monkeypatch):
+    found = fill(tmp_path)
+    monkeypatch.setattr("asyncsgd.domain_masking.candidates.version", lambda name: "newer")
+    assert fill(tmp_path) == found
+    (tmp_path / found["chunks"][0]).unlink()
+    assert set(fill(tmp_path)["versions"].values()) == {"newer"}
+
+
 def test_a_damaged_chunk_and_a_folder_without_candidates_are_refused(tmp_path):
     chunk = tmp_path / fill(tmp_path)["chunks"][1]
     whole = chunk.read_bytes()

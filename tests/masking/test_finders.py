@@ -8,7 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import BertConfig, BertForMaskedLM, BertForTokenClassification
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForTokenClassification,
+    XLNetConfig,
+    XLNetForTokenClassification,
+)
 
 from asyncsgd.data.tokenizer import train_wordpiece
 from asyncsgd.domain_masking.finders import FINDERS, Lexicon, log_likelihood_ratio
@@ -107,6 +113,19 @@ def saved_tagger(folder, labels):
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def test_a_model_with_relative_positions_has_the_longest_windows(tmp_path):
+    tokenizer = train_wordpiece(TEXTS * 5, 128)
+    labels = {0: "O", 1: "B-MAT"}
+    config = XLNetConfig(vocab_size=len(tokenizer), d_model=8, n_layer=1, n_head=1, d_inner=8, id2label=labels)
+    assert config.max_position_embeddings == -1
+    XLNetForTokenClassification(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    tagger = load(str(tmp_path), "cpu")
+    assert tagger.size == LONGEST_WINDOW - 2  # [CLS] and [SEP]
+    (found_labels,) = tagger.labels([[5] * 600])
+    assert len(found_labels) == 600
 
 
 def expected(folder, text, labels):
