@@ -121,6 +121,7 @@ class Pipeline(Replica):
         self._used = torch.zeros(4, dtype=torch.float64)
         self._kind = ScheduleGPipe if runtime.schedule == "gpipe" else Schedule1F1B
         self._built: tuple[torch.Size, int] | None = None
+        """The shape of the hidden states and the number of micro-batches that the schedule was built for."""
         self._deepspeed = None
         if runtime.schedule == "deepspeed":
             from asyncsgd.pipeline.deepspeed_engine import DeepSpeedEngine, configuration
@@ -371,7 +372,7 @@ class TwoVersions(Pipeline):
 
     num_copies = 2
     _taken = 0
-    """How many updates were taken since the beginning of the run."""
+    """The version: how many updates were taken since the beginning of the run."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

@@ -13,7 +13,7 @@ from asyncsgd.settings.choices import parameter
 
 @dataclasses.dataclass
 class Clocks:
-    """The paper's clocks, and who waits for the slowest worker."""
+    """How many gradients each worker has brought, its clock in the paper, and who waits for the slowest worker."""
 
     clocks: dict[int, int]
     """Worker -> c_i, how many of its gradients have arrived."""

@@ -99,7 +99,7 @@ class KBatchAsync(Rule):
     Wang: Model Accuracy and Runtime Tradeoff in Distributed Deep Learning, ICDM 2016.
 
     Args:
-        batch: K, gradients per update.
+        batch: K, gradients per update. One without loss terms counts as one of them.
     """
 
     hears_of_empty: ClassVar[bool] = True
@@ -126,7 +126,7 @@ class Rennala(KBatchAsync):
     B = max(1, ceil(sigma^2 / eps)). Every delay is 0.
 
     Args:
-        batch: B, gradients per update.
+        batch: B, gradients per update. One without loss terms counts as one of them.
         interrupt: stop and restart everybody at each update, instead of dropping what was computed at an older version.
 
     Tyurin, Richtarik: Optimal Time Complexities of Parallel Stochastic Optimization Methods Under a Fixed Computation

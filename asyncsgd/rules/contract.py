@@ -9,9 +9,8 @@ Shapes: P elements of the flat vector, which holds all parameters one after the 
 workers.
 
 `View.KEPT` names the attributes of a view that are saved in checkpoints; the state of a rule is saved whole. See
-`asyncsgd.core.state`. The structs
-have ``gc=False``: they are made thousands of times a second and are never part of a cycle, so Python need not look for
-cycles among them.
+`asyncsgd.core.state`. The structs have ``gc=False``: they are made thousands of times a second and are never part of a
+cycle, so Python need not look for cycles among them.
 """
 
 from __future__ import annotations

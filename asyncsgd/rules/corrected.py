@@ -94,11 +94,11 @@ class GapAware(Rule):
         decay: of the mean square, in [0, 1).
 
     Barkai, Hakimi, Schuster: Gap-Aware Mitigation of Gradient Staleness, ICLR 2020, in the form that a public port
-    gives it for AdamW. The rule has no momentum of its own: the server's optimizer takes the step, with its own
-    momentum if it has one. Deviations: C is measured in the same way under every optimizer; under SGD the paper derives
-    it from the learning rate and the momentum buffer. The mean is corrected for its bias. Weight decay counts as part
-    of a step and is not divided itself; the port divides it too. The first gradient has no gap: no step was measured
-    before it.
+    (github.com/saareliad/FTPipe) gives it for AdamW. The rule has no momentum of its own: the server's optimizer takes
+    the step, with its own momentum if it has one. Deviations: C is measured in the same way under every optimizer;
+    under SGD the paper derives it from the learning rate and the momentum buffer. The mean is corrected for its bias.
+    Weight decay counts as part of a step and is not divided itself; the port divides it too. The first gradient has no
+    gap: no step was measured before it.
     """
 
     needs_points: ClassVar[bool] = True

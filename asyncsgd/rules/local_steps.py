@@ -101,12 +101,16 @@ class DiLoCo(Collecting):
 
 @dataclasses.dataclass
 class Block:
-    """m, D, arrivals in the current block, and local steps per second of each worker."""
+    """What `AsyncLocalSGD` keeps between arrivals."""
 
     momentum: Tensor
+    """`(P,)`, m."""
     total: Tensor
+    """`(P,)`, D, the sum of the pseudo-gradients of the current block."""
     arrivals: int
+    """In the current block."""
     speeds: dict[int, float]
+    """Worker -> v_i, its local steps per second at its last arrival."""
 
 
 @dataclasses.dataclass(frozen=True)
