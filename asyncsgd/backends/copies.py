@@ -57,8 +57,8 @@ def listed(path: str, names: Iterable[str] | None = None) -> ListedFolder:
 
 
 def found_here(folder: ListedFolder, cache: Path) -> str | None:
-    """Where this host has a folder of rank 0; None: it has none. The folder may have the same path as on rank 0, since
-    the two may see one file system, or be a copy in the cache folder.
+    """Find a folder of rank 0 on this host, and return its path; None: this host does not have it. The path may be that
+    on rank 0, since the two may see one file system, or that of a copy in the cache folder.
 
     Raises:
         RunError: if the copy was changed.

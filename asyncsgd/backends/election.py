@@ -32,7 +32,7 @@ from asyncsgd.core.limits import POLL_SECONDS
 from asyncsgd.errors import RunError
 
 _END_SECONDS = 10.0
-"""How long a pair may take to end."""
+"""How many seconds a pair may take to end."""
 _opened: list[Any] = []
 """The stores that this process has opened: other hosts use them for as long as it lives."""
 
@@ -52,7 +52,7 @@ def agree(
     Args:
         number: torchrun's number of this host.
         num_hosts: the hosts that torchrun has counted.
-        claim: of this host; its address is found here.
+        claim: what this host has of the run; its address is filled in here.
         rendezvous: where the hosts meet, with their token.
         interface: see `asyncsgd.backends.hosts.Hosts`.
         deadline: seconds after which the others go on without a host that has not come.
@@ -87,7 +87,7 @@ def agree(
 
 
 def parts_of(claims: Sequence[Claim]) -> list[Agreed]:
-    """What becomes of each host, by what each has; in the order of the claims.
+    """Return the part of each host in the run, by what each has of it; in the order of the claims.
 
     Raises:
         RunError: if the run has begun on a host that is not here, and nobody has a checkpoint of it.
@@ -155,7 +155,7 @@ class _Hub:
         self._stop = stop
         self._tell = tell
         self._pairs: dict[int, Pair] = {}
-        """By torchrun's number of the host."""
+        """Host, as torchrun numbers it -> the pair with it."""
 
     def agree(self, ours: Claim) -> Agreed:
         """Hear the other hosts, tell each its part, and return that of this one."""
@@ -191,7 +191,7 @@ class _Hub:
         return ours
 
     def _claim_of(self, pair: Pair) -> tuple[Claim | None, str]:
-        """What a host says that it has. None: it takes no part, for this reason."""
+        """Wait for the claim of a host. None, and the reason: the host takes no part."""
         try:
             if not _has_word(pair, self._until, self._stop):
                 return None, "it says nothing"

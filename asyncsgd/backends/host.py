@@ -39,7 +39,7 @@ class SignsOfLife:
 
     @property
     def interval(self) -> float:
-        """Seconds between two signs of life."""
+        """The seconds between two signs of life."""
         return min(_MAX_INTERVAL_SECONDS, self.deadline / _MIN_SIGNS)
 
 
@@ -50,7 +50,7 @@ def versions() -> dict[str, str]:
 
 
 def store_of_torchrun() -> tuple[str, int]:
-    """Address and port of the store in which all ranks meet."""
+    """Return the address and the port of the store in which all ranks meet."""
     return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 
 
@@ -61,7 +61,11 @@ def prefix_of_start() -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ThisHost:
-    """This host among those of a run, as torchrun numbers them."""
+    """This host among those of a run, with all that it needs to find the others.
+
+    Where hosts come and go, the hosts have agreed about `number`, `num_hosts` and `leader`; see `PlaceOfHost`.
+    Otherwise these are torchrun's.
+    """
 
     number: int
     """The number of this host. Rank 0 is on host 0."""
@@ -81,7 +85,7 @@ class ThisHost:
 
     @classmethod
     def of_torchrun(cls, launch: Launch) -> ThisHost:
-        """The host of this process, which is the first rank of it."""
+        """Return the host of this process, which is the first rank of it."""
         assert launch.rank is not None
         store = store_of_torchrun()
         here = launch.agreed
@@ -114,7 +118,7 @@ class ThisHost:
         return dist.PrefixStore(self.prefix, store)
 
     def rendezvous(self, address: str, token: bytes) -> Rendezvous:
-        """Where this host and another one find each other. Gloo listens on `address` of this host."""
+        """Return the place where this host and another one find each other. Gloo listens on `address` of this host."""
         return Rendezvous("", self.store, self.prefix, address, token)
 
 
@@ -145,7 +149,7 @@ def address_of_host(host: int, store: Any, until: float, stop: Callable[[], None
 
 
 def rendezvous_for_election(token: bytes) -> Rendezvous:
-    """Where hosts that come and go meet; see `asyncsgd.backends.election`."""
+    """Return the place where hosts that come and go meet; see `asyncsgd.backends.election`."""
     return Rendezvous("", store_of_torchrun(), f"{prefix_of_start()}/election", token=token)
 
 

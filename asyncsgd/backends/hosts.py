@@ -15,8 +15,10 @@ Each other host has a pair with rank 0, beside those of its workers:
                     <-          Stop       all is over; or Unfinished, where the run is not done
     Stop            ->                     it has heard so
 
-A host that is silent for too long is lost, and with it its workers; a host that does not hear from rank 0 ends its
-workers. Seconds in which this process stood still count for nobody."""
+From `Hosts.connect_workers` on, a host that is silent for too long is lost, and with it its workers. A host that does
+not hear from rank 0 ends its workers. Before, while the run is prepared, nobody sends `Alive`. A host that then
+vanishes without closing its connection is not noticed. Seconds in which a process stood still do not count in that
+process."""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ from asyncsgd.core.limits import POLL_SECONDS
 from asyncsgd.errors import RunError
 
 _WAIT_NOTICE_SECONDS = 15.0
-"""Seconds that rank 0 waits for a host before it tells the user."""
+"""Rank 0 waits so many seconds for a host before it tells the user."""
 
 
 class Hosts:
@@ -86,9 +88,9 @@ class Hosts:
         self._mirror: Pair | None = None
         self._mirror_host: int | None = None
         self.greetings: dict[int, Hello] = {}
-        """What each other host has said of itself."""
+        """Host -> its first message, in which it describes itself. Host 0, which is this one, is not in it."""
         self._heard_at: dict[int, float] = {}
-        """When each other host has last sent a sign of life, on the clock `awake`."""
+        """Host -> when it has last sent a sign of life, on the clock `awake`."""
         self.is_unfinished = False
         """Whether the run is not done when all is over."""
         self._over = threading.Event()

@@ -32,7 +32,7 @@ from asyncsgd.records.best_effort import best_effort
 from asyncsgd.run.runtimes import processes_on_this_host
 from asyncsgd.torchrun import MOST_HOSTS
 
-_TORCHRUN_VARIABLES = (
+_VARIABLES_OF_A_RANK = (
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
@@ -42,8 +42,9 @@ _TORCHRUN_VARIABLES = (
     "MASTER_PORT",
     MOST_HOSTS,
 )
-"""The variables that torchrun sets for its ranks. Processes that this library starts must not see them, or they would
-act as such ranks."""
+"""The variables that make a process a rank of torchrun, and say where the ranks meet. `asyncsgd.torchrun` sets
+`MOST_HOSTS`, and torchrun sets the others. Processes that this library starts must not see them, or they would act as
+such ranks. Torchrun's further variables stay, such as TORCHELASTIC_RUN_ID: they make no process a rank."""
 _LOOK_SECONDS = 1.0
 """A process looks so often whether its launcher is still there."""
 _STOP_SECONDS = 30.0
@@ -56,7 +57,7 @@ TIMEOUT = datetime.timedelta(minutes=30)
 hang and hosts that vanish. Loading a large corpus, a gradient or an evaluation shard may take almost as long."""
 OUT_OF_MEMORY = 4
 NO_BATCH_LEFT = 6
-"""With these exit codes a process tells the leader why it ended; `REASONS` has a sentence for each."""
+"""A process tells the leader with these exit codes why it ended; `REASONS` has a sentence for each."""
 REASONS = {
     OUT_OF_MEMORY: errors.OUT_OF_MEMORY,
     NO_BATCH_LEFT: "the data end with the budget, and the worker was given a batch after their end",
@@ -68,13 +69,15 @@ one."""
 
 @dataclasses.dataclass(frozen=True)
 class PlaceOfHost:
-    """This host among those of a run."""
+    """The number of this host and the address of the one that leads: by torchrun, or as hosts that come and go have
+    agreed in the message `asyncsgd.backends.link.Agreed`. `asyncsgd.backends.host.ThisHost` has this and more.
+    """
 
     number: int
-    """0 for the host of rank 0."""
+    """The number of this host. The host of rank 0, which leads, has 0."""
     num_hosts: int
     leader: str
-    """Address of the host of rank 0."""
+    """The address of the host of rank 0."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +94,7 @@ class Launch:
     """
 
     num_workers: int
-    """Where hosts come and go: the most that there may be at a time."""
+    """The number of workers of the run. Where hosts come and go, it is the most that there may be at a time."""
     rank: int | None
     """The rank of this process: that of torchrun or, where hosts come and go, the agreed one. None: this process starts
     its workers itself."""
@@ -149,6 +152,10 @@ class Launch:
 
     @property
     def several_hosts(self) -> bool:
+        """Whether a launcher has started the ranks on several hosts. One that does not say how many ranks are here is
+        taken to have started all of them here. `World.may_span_hosts` says yes for such a launcher: it decides on which
+        network ranks meet, and ranks on several hosts cannot meet on loopback.
+        """
         return self.rank is not None and (self.is_elastic or self.ranks_here != self.num_workers)
 
     @property
@@ -265,7 +272,7 @@ def _clean_environment() -> Iterator[None]:
     parallel tokenizers."""
     # Each process sets the number of its OpenMP threads later, as it was told.
     set_here = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    before = {name: os.environ.pop(name, None) for name in (*_TORCHRUN_VARIABLES, *set_here)}
+    before = {name: os.environ.pop(name, None) for name in (*_VARIABLES_OF_A_RANK, *set_here)}
     os.environ.update(set_here)
     try:
         yield
@@ -317,7 +324,8 @@ class ChildProcesses:
     def __init__(self, context: ForkServerContext) -> None:
         self._context = context
         self.stop_seconds = 10.0
-        """At the end, processes may take so long to end by themselves."""
+        """How many seconds processes may take to end by themselves, when the context is left without an exception.
+        After one it is a second."""
         self._processes: dict[int, BaseProcess] = {}
 
     def start(self, number: int, target: Callable[..., None], *arguments: object) -> None:
@@ -381,7 +389,8 @@ class World:
 
     @property
     def may_span_hosts(self) -> bool:
-        """Whether ranks may be on several hosts. If a launcher does not say how many are here, they may."""
+        """Whether ranks may be on several hosts. If a launcher does not say how many are here, they may; compare
+        `Launch.several_hosts`."""
         return self.folder is None and os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE")
 
     @functools.cached_property

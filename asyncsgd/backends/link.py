@@ -69,7 +69,7 @@ class Stop(MessageBase):
 
 
 class Unfinished(MessageBase):
-    """To a host, in place of `Stop`: the run was interrupted, and may go on later."""
+    """Stop work, sent to a host in place of `Stop`: the run was interrupted, and may go on later."""
 
 
 class Ready(MessageBase):
@@ -116,8 +116,8 @@ class GradientFollows(MessageBase):
 
 
 class Refused(MessageBase):
-    """From a worker: no worker can train this model on these data, and this one ends. From a host: it cannot take part.
-    From rank 0: the host must not take part."""
+    """The sender refuses. A worker says so if no worker can train this model on these data, and ends. A host says so if
+    it cannot take part, and rank 0 says so to a host that must not take part."""
 
     reason: str
 
@@ -151,8 +151,9 @@ class Begin(MessageBase):
     folders: tuple[ListedFolder, ...]
     """The folders of which hosts get copies. If there is none, each host prepares the task itself."""
     micro_batches: int
+    """The number of parts in which a batch is computed."""
     changing_buffers: tuple[str, ...] | None
-    """As in `asyncsgd.run.run.Run`."""
+    """The buffers that forward passes change; see `asyncsgd.run.run.Run`."""
     mirror: int | None = None
     """The number of the host that keeps a copy of each checkpoint; None: no host does."""
 
@@ -189,12 +190,12 @@ class Claim(MessageBase):
     """What a host has of a run in which hosts come and go."""
 
     host: str
-    """Its name."""
+    """The name of the host."""
     num_ranks: int
     address: str
-    """On which the others reach it."""
+    """The address on which the others reach it."""
     num_samples: int | None
-    """Of its newest checkpoint of the run; None: it has none."""
+    """The samples of its newest checkpoint of the run; None: it has none."""
     leader_before: str
     """The name of the host that led when this one took part last; empty: it did not, or led itself."""
     samples_before: int
@@ -205,15 +206,15 @@ class Agreed(MessageBase):
     """Which part a host has after hosts have come or gone."""
 
     number: int
-    """Of the host; 0 leads."""
+    """The number of the host that receives this message. Host 0 leads."""
     num_hosts: int
     first: int
-    """Its first worker."""
+    """The number of its first worker, which is the rank of its first process."""
     leader: str
-    """Address of the host that leads."""
+    """The address of the host that leads."""
     leader_name: str
     num_samples: int
-    """Of the checkpoint from which the run goes on; 0: it begins."""
+    """The samples of the checkpoint from which the run goes on; 0: it begins."""
     note: str
     """What the leader tells the user; empty: nothing."""
 

@@ -86,7 +86,7 @@ def read_log(path: Path) -> Log:
 
 @dataclasses.dataclass(frozen=True)
 class FirstDifference:
-    """Where a replay first differs from its log."""
+    """The first difference between a replay and its log."""
 
     version: int
     """They differ from this version on, or from an earlier one."""
@@ -139,11 +139,11 @@ class Replay:
         self._started: Sequence[Started] = ()
         """The gradients that started with this record."""
         self._readers: collections.Counter[int] = collections.Counter()
-        """By version, how many gradients of the log still have to be computed at it."""
+        """Version -> how many gradients of the log still have to be computed at it."""
         if not isinstance(server, Peers):  # each peer has versions of its own model, and keeps them itself
             self._readers.update(record.read_version for _, record in log if isinstance(record, Event))
         self._kept: dict[int, tuple[Tensor, Tensor | None]] = {}
-        """By version, its parameters and running statistics."""
+        """Version -> its parameters and running statistics."""
         self.losses: list[LossPair] = []
         """The losses of all arrivals so far, beside those of the log."""
 

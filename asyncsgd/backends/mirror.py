@@ -29,9 +29,9 @@ from asyncsgd.records.events import EVENTS
 from asyncsgd.records.run_folder import sync
 
 PAIR = "mirror"
-"""Name of the pair."""
+"""The name of the pair."""
 _NAMES = re.compile(rf"settings\.yaml|environment(\.resumed-\d+)?\.json|events\.jsonl|{FOLDER}/\d{{12}}\.(pt|json)")
-"""Files of a run folder from which the run goes on."""
+"""The names of the files in a run folder from which the run goes on."""
 
 
 class Sender:

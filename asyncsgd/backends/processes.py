@@ -60,7 +60,8 @@ HowItEnded = Callable[[int, float], str | None]
 knows."""
 
 STOP_SECONDS = 30.0
-"""How many seconds `close` waits for Hogwild's workers to end after `Stop`."""
+"""How many seconds `close` waits for Hogwild's workers to end after `Stop`. `asyncsgd.run.lifecycle` has all such times
+in their order."""
 
 
 class ProcessBackend:
@@ -110,13 +111,13 @@ class ProcessBackend:
         self._connected: set[int] = set()
         """The workers that have said that they are ready, and are not lost."""
         self._left: collections.deque[Left] = collections.deque()
-        """That workers were lost, which `next` has not returned yet."""
+        """The losses of workers that `next` has not returned yet."""
         self._reasons: list[str] = []
         """Why workers were lost, for the message when none is left."""
         self._works: dict[int, Work] = {}
-        """By worker, the work that it has until its gradient arrives."""
+        """Worker -> the work that it has until its gradient arrives."""
         self._unsent: dict[int, Work] = {}
-        """By worker, those of `_works` that were not sent to it yet."""
+        """Worker -> its work, for those of `_works` that were not sent yet."""
         self._computing: set[int] = set()
         """The workers that were told to compute and have not answered. They may still be at an abandoned gradient."""
         self._num_samples = 0
@@ -130,7 +131,7 @@ class ProcessBackend:
         self._waiting_to_step: set[int] = set()
         """The Hogwild workers that have a gradient ready, and wait to be told to step."""
         self._peak_bytes: dict[int, tuple[int, int, int]] = {}
-        """By worker, as in `records.events.MemoryUsed`."""
+        """Worker -> its peak memory; see `peak_bytes` of `records.events.MemoryUsed`."""
 
     def wait_until_ready(self, fingerprint: str) -> None:
         """Wait until every worker is ready or lost.

@@ -34,7 +34,7 @@ def make_rank(run: Run, worker: Worker | None, resume: tuple[Path, str] | None) 
         assert worker is not None
         replica = DataParallel(run, worker)
     if resume is not None:
-        replica.load_state_dict(load_state(*resume, replica.device))
+        replica.resume_from(load_state(*resume, replica.device))
     return InStep(replica)
 
 

@@ -40,7 +40,7 @@ from asyncsgd.worker.profile import peak_bytes
 from asyncsgd.worker.worker import Replicated, Worker
 
 LOST_CONTACT = 3
-"""Exit code of a rank that failed because another one is gone."""
+"""The exit code of a rank that failed because another one is gone."""
 
 
 class AllRanks:
@@ -116,7 +116,7 @@ class Replica(abc.ABC):
         self.replica_number = self.ranks.rank // stages
         self.last_ranks = [*range(stages - 1, self.ranks.num_ranks, stages)]
         """The last rank of each replica."""
-        self._rate = run.schedule
+        self._learning_rate_at = run.schedule
         self._straggling = Straggling.of(run, self.replica_number)
         self._own_seconds = 0.0
         """The seconds that this rank's last gradient took, without waiting."""
@@ -159,11 +159,13 @@ class Replica(abc.ABC):
         """The part of a checkpoint that the ranks keep. Every rank returns the same."""
 
     @abc.abstractmethod
-    def load_state_dict(self, state: State) -> None:
-        """Continue from `state`, a checkpoint's state of a whole run."""
+    def resume_from(self, state: State) -> None:
+        """Continue from `state`, which is that of the whole run, as a checkpoint has it. What `state_dict` returned is
+        the part of it that `KeptState.of_ranks` finds.
+        """
 
     def used(self) -> tuple[StageUse, ...]:
-        """What each stage of each replica has done since the last call."""
+        """Return what each stage of each replica has done since the last call; nothing without stages."""
         return ()
 
     def update(self, first: int, count: int) -> list[GradientAndTimes]:
@@ -184,7 +186,7 @@ class Replica(abc.ABC):
         compute_seconds = computed - began - weighing.waited_seconds
         self._own_seconds = compute_seconds - straggling_seconds
         if bool(weighing.weights.any()):
-            self.step(self._rate((first + count) * self.task.batch_size), gradient.frozen)
+            self.step(self._learning_rate_at((first + count) * self.task.batch_size), gradient.frozen)
         weights = weighing.weights[:count]
         self.follow_statistics(weights)
         frozen = json.dumps(gradient.frozen)
@@ -270,8 +272,8 @@ class DataParallel(Replica):
         self.norm = self._optimizer.norm
 
     def follow_statistics(self, weights: Tensor) -> None:
-        """Broadcast those of the first replica whose batch has loss terms, as DistributedDataParallel broadcasts the
-        buffers of rank 0."""
+        """Broadcast the running statistics of the first replica whose batch has loss terms, as DistributedDataParallel
+        broadcasts the buffers of rank 0."""
         statistics = self._flat.statistics
         if statistics is None or not bool(weights.any()):
             return
@@ -296,7 +298,7 @@ class DataParallel(Replica):
             "workers": self.ranks.gather_texts(json.dumps(state_of(self._worker))),
         }
 
-    def load_state_dict(self, state: State) -> None:
+    def resume_from(self, state: State) -> None:
         """Continue from `state`. DDP orders its buckets anew after the first backward pass, and the order decides how
         sums are rounded. So a gradient that nobody uses is computed first, if the run had computed one before.
         """
@@ -351,7 +353,7 @@ class InStep:
     state_dict = partialmethod(_lead, STATE)
 
     def load_state_dict(self, state: State) -> None:
-        """Do nothing: every rank has loaded its state in `asyncsgd.backends.rank_main.make_rank`."""
+        """Do nothing: every rank has called `Replica.resume_from` in `asyncsgd.backends.rank_main.make_rank`."""
 
     def stop(self) -> None:
         """Let the other ranks end."""

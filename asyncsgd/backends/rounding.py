@@ -78,7 +78,7 @@ class Agreement:
     to_the_end: bool
     """Whether this is the last update of the log."""
     difference: str
-    """Where they first disagree; empty if they do not."""
+    """The first loss in which they disagree, in words; empty if there is none."""
 
 
 def move_last_bits(parameters: Tensor, precision: torch.dtype, draw: int) -> None:

@@ -16,7 +16,7 @@ from asyncsgd.torchrun import OWN_STORE
 VARIABLE = "ASYNCSGD_TOKEN"
 MIN_TOKEN_BYTES = 32
 TRUSTED = b""
-"""What stands in place of a token if the network is trusted."""
+"""The token of a run whose network is trusted; see ``--trust-network``."""
 _MAKE = "(umask 077; python -c 'import secrets; print(secrets.token_hex(32))' > token)"
 
 

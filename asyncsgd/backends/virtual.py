@@ -135,9 +135,9 @@ class VirtualBackend:
         after a resume too: the state is saved as a whole, so what was one object is one object again."""
         self._idle_since = [0.0] * num_workers
         self._pulled_at: dict[int, float] = {}
-        """With a network, by worker: when it had the parameters of its gradient."""
+        """With a network, worker -> when it had the parameters of its gradient, in seconds of the clock."""
         self._computed_at: dict[int, float] = {}
-        """With a network, by worker: when its gradient was computed."""
+        """With a network, worker -> when its gradient was computed, in seconds of the clock."""
 
     def running(self) -> AbstractContextManager[None]:
         return _rare_collections()

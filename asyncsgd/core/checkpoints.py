@@ -307,7 +307,8 @@ class KeptState:
         self._method = state["method"]
         self._early_stop = state["early_stop"]
         self.of_ranks: State | None = state["backend"].get("ranks")
-        """What `Replica.state_dict` has returned in rank 0; None where no ranks step together."""
+        """What `Replica.state_dict` of `asyncsgd.backends.ranks` has returned in rank 0; None where no ranks step
+        together."""
 
     @property
     def version(self) -> int:

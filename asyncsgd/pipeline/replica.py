@@ -335,7 +335,7 @@ class Pipeline(Replica):
             optimizers.append(torch.frombuffer(bytearray(content), dtype=torch.uint8))
         return {"parameters": self.parameters(), "optimizers": optimizers}
 
-    def load_state_dict(self, state: State) -> None:
+    def resume_from(self, state: State) -> None:
         kept = KeptState(state).of_ranks
         assert kept is not None
         self._held.put(kept["parameters"])
@@ -441,16 +441,16 @@ class TwoVersions(Pipeline):
         with torch.no_grad():
             own.parameters.copy_(other.parameters)
         self._optimizer.rebind(own.parameters)
-        self._optimizer.step(own.gradients, self._rate((batch + 1) * self.task.batch_size))
+        self._optimizer.step(own.gradients, self._learning_rate_at((batch + 1) * self.task.batch_size))
         self._taken = batch + 1
 
     def state_dict(self) -> State:
         before = self._copies[self._taken % 2]
         return super().state_dict() | {"before": self.parameters(before)}
 
-    def load_state_dict(self, state: State) -> None:
+    def resume_from(self, state: State) -> None:
         kept = KeptState(state)
         assert kept.of_ranks is not None
         self._taken = kept.version
-        super().load_state_dict(state)
+        super().resume_from(state)
         self._copies[self._taken % 2].put(kept.of_ranks["before"])
