@@ -129,7 +129,7 @@ class Difference(Keys, frozen=True, kw_only=True):
 
 
 class Analysis(Keys, frozen=True, kw_only=True):
-    """What the config registers before the test runs; see "What a verdict rests on" in docs/study.md."""
+    """What the config registers before the test runs; see docs/verdict.md."""
 
     reference: str
     control: str | None = None
