@@ -61,10 +61,10 @@ class Callbacks:
         self._flat: FlatModel | None = None
 
     def __call__(self, evaluation: Evaluation, parameters: Tensor, statistics: Tensor | None) -> CallbackAnswer:
-        """What the callbacks say of an evaluation.
+        """Show the callbacks an evaluation, and return what they answer.
 
         Args:
-            parameters: those that were evaluated, `(P,)`.
+            parameters: the parameters that were evaluated, `(P,)`.
             statistics: the running statistics that were evaluated, `(S,)`, of a model that has some.
         """
         metrics: dict[str, float | None] = {}

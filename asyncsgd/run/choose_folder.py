@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from asyncsgd.run.run import Run
 
 CHECKPOINTS = "checkpoints"
-"""See `asyncsgd.core.checkpoints`."""
+"""The name of the folder of checkpoints within a run's folder; see `asyncsgd.core.checkpoints`."""
 
 _DESCRIPTIONS = f"{CHECKPOINTS}/{'[0-9]' * 12}*.json"
 """The pattern of the descriptions of checkpoints, whose names begin with 12 digits, the samples by then. Other files
 that lie in the folder do not match it."""
 
 _TORN_SETTINGS = "settings.yaml.partial"
-"""How `asyncsgd.records.run_folder.write_text` begins the name of a file that is still being written."""
+"""The name of settings.yaml while `asyncsgd.records.run_folder.write_text` is still writing it."""
 
 
 def open_run_folder(run: Run, command: str) -> RunFolder:
@@ -274,7 +274,7 @@ def _rename(path: Path) -> Path:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """What a run's summary says; nothing where it has not ended. Where its records are lost, it is UNREADABLE."""
+    """Read a run's summary; empty where the run has not ended. Where its records are lost, the status is UNREADABLE."""
     try:
         content = json.loads((path / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -35,18 +35,19 @@ class Led(Struct, frozen=True, forbid_unknown_fields=True):
     """Who led a run when this host took part last."""
 
     rendezvous: str
-    """``--rdzv-id`` of torchrun."""
+    """The ``--rdzv-id`` of torchrun."""
     host: str
+    """The name of the host that led."""
     num_samples: int
-    """From which that host went on."""
+    """The samples of the checkpoint from which that host went on."""
 
 
 def agreed_launch(run: Run, launch: Launch, path: Path, stop: Callable[[], None]) -> Launch:
     """Agree with the other hosts who leads, and return the launch with the numbers that follow from it.
 
     Args:
-        run: not prepared.
-        launch: by torchrun, of the first rank of a host.
+        run: the run, not prepared.
+        launch: that of the first rank of a host, by torchrun.
         path: the folder that the run has, or would have, on this host.
         stop: raises when the user has asked to stop.
 
@@ -90,7 +91,7 @@ def agreed_launch(run: Run, launch: Launch, path: Path, stop: Callable[[], None]
 
 
 def _claim_of(run: Run, launch: Launch, path: Path, led: Led | None) -> Claim:
-    """What this host has of the run."""
+    """Return the claim of this host, which says what it has of the run. Its address is not known yet."""
     num_samples = None
     with contextlib.suppress(UsageError):  # the folder holds no run that can be read
         if goes_on(path, run):
@@ -111,7 +112,7 @@ def _read(note: Path, rendezvous: str) -> Led | None:
 
 
 def _line_of(agreed: Agreed, launch: Launch) -> str:
-    """What the leader says of the hosts that are here."""
+    """The line in which the leader tells the user which hosts are here."""
     hosts = "1 host" if agreed.num_hosts == 1 else f"{agreed.num_hosts} hosts"
     return (
         f"hosts  {hosts} now, for at most {launch.num_workers} workers; when one comes, all go on from a checkpoint "

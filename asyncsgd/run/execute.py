@@ -163,7 +163,7 @@ def _method(
     """
     run = live.run
     rule = rule or run.rule
-    samples_to_hand_out = run.limits.to_hand_out(rule)  # only rules in rounds have an end here
+    samples_to_hand_out = run.limits.to_hand_out(rule)  # None, so the batches have no end, but for rules in rounds
     if run.runtime.steps_in_workers:  # a step that a Hogwild worker took cannot be discarded
         samples_to_hand_out = run.limits.samples
     batches = BatchStream(samples_to_hand_out, run.task.batch_size)
@@ -516,7 +516,7 @@ class Notice(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     found: dict[str, Any]
     """Field -> value, of the fields of the task that its `prepare` has found out."""
     micro_batches: int
-    """In how many parts a batch is computed."""
+    """The number of parts in which a batch is computed."""
     resume: tuple[str, str] | None = None
     """(the folder of the run that is resumed, as rank 0's host has it; the name of its checkpoint). None: it is new."""
     changing_buffers: tuple[str, ...] | None = None

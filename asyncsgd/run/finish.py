@@ -36,9 +36,9 @@ RATES = ("tokens_per_second", "model_flops_per_sample", "peak_flops_per_second",
 SHORTEST_SECONDS = 1.0
 """A training that was shorter gets no rates: they would be those of its beginning."""
 SAMPLE_ORDER = "order of samples"
-"""What its number is called among the things that a run began from."""
+"""The name under which `hashes_at_start` has the number of the task's order of samples."""
 INITIAL_PARAMETERS = "initial parameters"
-"""What their hash is called there."""
+"""The name under which `hashes_at_start` has the hash of the initial parameters."""
 BATCHES = 8
 """Samples have different lengths, so tokens and operations are means over so many batches."""
 INTERRUPTED_AT_ONCE = Result(
@@ -74,11 +74,12 @@ def facts_at_start(run: Run, flat: FlatModel) -> dict[str, Any]:
 
 
 def hashes_at_start(run: Run, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run that goes on, and another host that takes part, must find as it was.
+    """Return the hashes of what a run began from. A run that goes on, and another host that takes part, must find it as
+    it was.
 
     Args:
-        run: prepared.
-        facts: of `facts_at_start`.
+        run: the run, prepared.
+        facts: see `facts_at_start`.
     """
     began = {"data": facts["data_fingerprint"], INITIAL_PARAMETERS: facts["initial_model_sha256"]}
     for one in facts.get("evaluation_sets", ())[1:]:
@@ -93,15 +94,15 @@ def hashes_at_start(run: Run, facts: Mapping[str, Any]) -> dict[str, Any]:
 def comparable(
     began: Mapping[str, Any], elsewhere: Iterable[Mapping[str, Any]], here: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What must be equal here of what a run has begun from elsewhere.
+    """Return those of `began`, from which a run has begun elsewhere, that must be equal here.
 
     Initial parameters that are drawn have other last bits on another processor. They are no part of what goes on:
     a checkpoint, or rank 0, has the parameters.
 
     Args:
-        began: of `hashes_at_start`.
-        elsewhere: environments in which the run was made.
-        here: this one.
+        began: see `hashes_at_start`.
+        elsewhere: the environments in which the run was made.
+        here: the environment of this process.
     """
     compared = dict(began)
     if any(rounds_otherwise(environment, here) for environment in elsewhere):
@@ -247,7 +248,7 @@ def _without_model(live: Live, result: Result, why: str) -> Result:
 
 
 def _results(live: Live, result: Result, summary: Mapping[str, Any]) -> Iterator[str]:
-    """What the user is told."""
+    """Yield the lines that the user is told at the end of a run."""
     rate = summary["samples_per_second"]
     delay = summary["delay"]
     acted = live.record.rule_acted

@@ -15,11 +15,11 @@ from asyncsgd.records.run_folder import write_text
 from asyncsgd.tasks.base import Task
 
 RECEIVED = "received.json"
-"""File of a run folder that another host than that of rank 0 keeps."""
+"""The name of a file in a run folder that another host than that of rank 0 keeps; see `Received`."""
 
 
 def found_by(task: Task) -> dict[str, Any]:
-    """What the task's `prepare` has found, by field."""
+    """Return what the task's `prepare` has found out: field -> value."""
     if not dataclasses.is_dataclass(task):
         return {}
     fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(task)
@@ -52,7 +52,7 @@ class Received(Struct, frozen=True, forbid_unknown_fields=True):
     found: dict[str, Any]
     """See `found_by`."""
     places: dict[str, str]
-    """Where this host has the folders of the prepared task, by their paths on the other one."""
+    """Path of a folder of the prepared task on the other host -> its path on this host."""
 
     def prepared(self, task: Task) -> Task:
         """The task, prepared as on the other host.
@@ -77,7 +77,7 @@ class Received(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def received_by(folder: Path) -> Received | None:
-    """What stands in a run folder; None where the run was prepared on this host.
+    """Read what the host has received from its run folder; None where the run was prepared on this host.
 
     Raises:
         UsageError: if the file is damaged.

@@ -47,11 +47,11 @@ class TrainedRun:
     """A run that has ended."""
 
     summary: Mapping[str, Any]
-    """As summary.json has it."""
+    """The summary of the run, as summary.json has it."""
     evaluations: tuple[Evaluation, ...]
-    """In order: the first is at the start of the run, the last at its end."""
+    """The evaluations in order: the first is at the start of the run, the last at its end."""
     folder: Path | None
-    """None for a run that has written nothing."""
+    """The folder of the run; None for a run that has written nothing."""
     _model: Callable[[bool], nn.Module]
 
     @property
@@ -170,7 +170,7 @@ def _check_workers_can_start(run: Run) -> None:
 
 
 def _evaluations_so_far(opened: RunFolder | None) -> list[Evaluation]:
-    """Those up to the checkpoint from which a run goes on."""
+    """The evaluations up to the checkpoint from which a run goes on; empty for a new run."""
     if opened is None or opened.resume is None:
         return []
     records = read_events(opened.path / EVENTS, opened.resume.checkpoint.events_bytes)
@@ -220,7 +220,7 @@ def _launch(runtime: runtimes.Runtime, output: Output) -> Launch:
 
 
 def _goes_on_in(folder: Path) -> str:
-    """How a run goes on from the copy of its checkpoints on a mirror."""
+    """Say in words how a run goes on from the copy of its checkpoints on a mirror."""
     return f"the same script, where train is given folder={str(folder)!r} and resume=True"
 
 

@@ -22,7 +22,7 @@ from asyncsgd.tasks.base import tensors_in
 from asyncsgd.worker.profile import leave_memory_for
 
 LOOKED_AT = 10_000
-"""Samples among which the largest batch is looked for."""
+"""The number of samples among which the largest batch is looked for."""
 STEPS = 16
 """The result is exact to 1 / `STEPS` of it; smaller steps would take more tries."""
 LARGEST = 65_536

@@ -42,11 +42,11 @@ from asyncsgd.worker.profile import hardware
 
 
 def begin_of(run: Run, facts: Mapping[str, Any], resume: Found | None = None) -> Begin:
-    """What rank 0 tells the other hosts of a prepared run.
+    """Return the message in which rank 0 tells the other hosts of a prepared run.
 
     Args:
-        facts: of `facts_at_start`.
-        resume: where it goes on. Synchronous ranks read that checkpoint too.
+        facts: see `asyncsgd.run.finish.facts_at_start`.
+        resume: the checkpoint from which the run goes on. Synchronous ranks read it too. None: the run is new.
     """
     folders = [listed(path) for path in run.task.folders()]
     found = found_by(run.task) if folders else {}
@@ -81,9 +81,9 @@ class Here(Struct, frozen=True, forbid_unknown_fields=True):
     """What the first rank of a host tells its other ranks."""
 
     settings: dict[str, Any]
-    """Of rank 0."""
+    """The settings of rank 0, by name."""
     places: dict[str, str]
-    """Where this host has the folders of rank 0, by their paths there."""
+    """Path of a folder on the host of rank 0 -> its path on this host."""
 
 
 def follow_as_host(
@@ -157,7 +157,7 @@ def _keeper_of(run: Run, member: Member, received: Received) -> Keeper:
 
 
 def _left_here(keeper: Keeper, goes_on: Callable[[Path], str]) -> str:
-    """What a mirror says of what is left of a run."""
+    """The words in which a mirror says what is left of a run."""
     if keeper.last is None:
         return f"{_LEFT_THERE}. No checkpoint had come to {keeper.folder} yet"
     return (
@@ -201,14 +201,15 @@ def follow_as_rank(
 
 
 def _left_of_synchronous_ranks(this_host: ThisHost, keeper: Keeper | None, goes_on: Callable[[Path], str]) -> str:
-    """What another host than that of rank 0 says where contact is lost."""
+    """The words that another host than that of rank 0 prints where contact is lost."""
     left = _LEFT_THERE if keeper is None else _left_here(keeper, goes_on)
     return f"host {this_host.number}: a rank is gone, and with it the run that {this_host.leader} leads; {left}"
 
 
 def _told_on_this_host(run: Run, launch: Launch, world: World, typed: Collection[str]) -> tuple[Here, Keeper | None]:
-    """What the ranks of another host than that of rank 0 have to know. Its first rank hears it from rank 0, sees to it
-    that the folders that rank 0 has prepared are there, and tells the others. It also keeps the copies of a mirror.
+    """Return what the ranks of another host than that of rank 0 have to know. Its first rank hears it from rank 0, sees
+    to it that the folders that rank 0 has prepared are there, and tells the others. It also keeps the copies of a
+    mirror.
 
     Raises:
         RunError: if rank 0 is gone, or this host has another run.
@@ -321,7 +322,8 @@ def prepared_as(run: Run, notice: Begin, places: Mapping[str, str]) -> Run:
 
 
 def _settings_of(run: Run) -> dict[str, Any]:
-    """As JSON brings them to the other side; the parts of a batch are found out by rank 0."""
+    """The settings of a run as JSON brings them to another host. `micro_batches` is not among them, since rank 0 finds
+    it out."""
     values: dict[str, Any] = json.loads(json.dumps(values_of(run)))
     del values["micro_batches"]
     return values

@@ -52,18 +52,18 @@ class Asked:
     """A run as it was asked for, and who hears of it."""
 
     run: Run
-    """Not prepared; with as many workers as `launch` says."""
+    """The run, not prepared; with as many workers as `launch` says."""
     launch: Launch
     folder: RunFolder | None
-    """New, or of a run that goes on; None: nothing is written."""
+    """A new folder, or that of a run that goes on; None: nothing is written."""
     context: ForkServerContext | None
     """A fork server that starts workers; None: there are none to start."""
     quiet: bool
     """Whether the user is told nothing."""
     receivers: Sequence[Callable[[Record], None]]
-    """Called with each record, in order."""
+    """The functions that are called with each record, in order."""
     callbacks: Sequence[Callback]
-    """Called at each evaluation, in order."""
+    """The user's callbacks, which are called at each evaluation, in order."""
     tracking: Tracking
     """Shows the run in trackers; not started."""
 
@@ -325,7 +325,7 @@ def _describe(run: Run) -> list[str]:
 
 
 def _stages(run: Run, flat: FlatModel) -> list[str]:
-    """How the model of a pipeline is cut.
+    """Return the line that says how the model of a pipeline is cut; nothing of other runs.
 
     Raises:
         UsageError: if it cannot be.

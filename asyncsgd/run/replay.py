@@ -46,19 +46,21 @@ class Replayed:
     identical: bool
     """Whether it ended at the run's parameters, bit for bit."""
     difference: str
-    """Where replay and run first differ; empty if they do not."""
+    """The first difference between replay and run, in words; empty if there is none."""
     num_updates: int
-    """Updates replayed."""
+    """The number of updates that were replayed."""
     num_checked: int
-    """Losses compared."""
+    """The number of losses that were compared."""
     parameters_sha256: str
-    """Of the replay's parameters."""
+    """The hash of the replay's parameters."""
     equal_to_rounding: bool
-    """Whether it is the run up to rounding, to the end; an identical one is."""
+    """Whether the replay is the run up to rounding, to the end; an identical one is."""
     equal_up_to: int
-    """The update up to which it is the run, up to rounding. After it rounding alone parts two runs, or they differ."""
+    """The update up to which the replay is the run, up to rounding. After it rounding alone parts two runs, or they
+    differ."""
     environments: str = ""
-    """Where the run was recorded and where it was replayed; empty where bits cannot depend on it."""
+    """The hardware and versions with which the run was recorded and replayed, in words; empty where bits cannot depend
+    on them."""
 
     @property
     def words(self) -> str:
@@ -80,20 +82,20 @@ class Repeatable(Protocol):
     """A run that can be replayed as often as it takes."""
 
     precision: torch.dtype
-    """In which it computes gradients."""
+    """The number format in which the run computes gradients."""
     summary: Mapping[str, Any]
-    """Of the run."""
+    """The summary of the run."""
     environments: str
     """See `asyncsgd.records.hardware.unlike`."""
 
     def make(self, *, draw: int | None = None, to_the_bit: bool = False) -> Replay:
-        """A replay that has not begun; from parameters whose last bits were moved by this draw, if there is one."""
+        """Return a replay that has not begun. With a `draw` it begins at parameters whose last bits are moved by it."""
 
     def sha256(self, parameters: Tensor) -> str:
         """The hash of parameters, `(P,)`, as the run's summary has it."""
 
     def recorded_parameters(self) -> Tensor | None:
-        """Those that the run ended with, `(P,)`; None where its folder does not have them."""
+        """The parameters that the run ended with, `(P,)`; None where its folder does not have them."""
 
 
 def replayed(run: Repeatable, until: int | None = None) -> tuple[Replayed, Replay]:
@@ -155,9 +157,9 @@ class PreparedReplay:
     """The server and a worker as a run had them, ready to take its log as often as it takes; a `Repeatable`.
 
     Args:
-        run: as it was asked for; its thread count is used.
-        folder: of the run, with its log and its model.
-        summary: of the run, whose data must be those of now.
+        run: the run as it was asked for; its thread count is used.
+        folder: the folder of the run, with its log and its model.
+        summary: the summary of the run, whose data must be those of now.
 
     Raises:
         UsageError: if the data are others, the run was compiled, or the log cannot be read.
@@ -270,9 +272,9 @@ class PreparedSimulation:
         return vector_sha256(parameters)
 
     def recorded_parameters(self) -> None:
-        """A simulation keeps none."""
+        """Return None: a simulation keeps no parameters."""
 
 
 def _environment_here(device: str, threads: int) -> dict[str, Any]:
-    """What bits depend on in this process."""
+    """The hardware, settings and versions of this process that the bits of results depend on."""
     return hardware(device) | {"device": device, "threads_per_worker": threads, "numpy": numpy.__version__}

@@ -44,11 +44,11 @@ class Run:
     """
 
     name: str
-    """What its records and the name of its folder call the experiment."""
+    """The name of the experiment in the records and in the name of the folder."""
     task: Task
-    """Not prepared, but of what `prepared` returns."""
+    """The task. It is prepared in the run that `prepared` returns, and not in others."""
     job: groups.Job
-    """As it was typed, or would be typed; `runtime` and `rule` are its meaning."""
+    """The settings as they were typed, or would be typed; `runtime` and `rule` are their meaning."""
     runtime: Runtime
     rule: Rule
     recipe: OptimizerRecipe
@@ -59,7 +59,8 @@ class Run:
     machine: groups.Machine
     output: groups.Output = dataclasses.field(default_factory=groups.Output)
     shape: Shape | None = None
-    """The schedule, of the user's own; None: the one that `steps` names."""
+    """The shape of the learning rate's schedule, if it is a function of the user's own; None: the one that `steps`
+    names. See `asyncsgd.core.schedules`."""
     saves_model: bool = True
     changing_buffers: tuple[str, ...] | None = None
     """Buffers that forward passes change, by name, as a dry run has seen; None: there was none."""
@@ -268,10 +269,11 @@ class Run:
         return dataclasses.replace(self, rule=Asynchronous(), machine=machine)
 
     def worker(self, flat: FlatModel, profile: Profile | None = None, *, tells_compile_seconds: bool = False) -> Worker:
-        """What computes gradients and evaluations of the prepared task, with a model that is bound to `flat`.
+        """Make the worker that computes gradients and evaluations of the prepared task, with a model that is bound to
+        `flat`.
 
         Args:
-            profile: what to trace of it.
+            profile: what to trace of its gradients; None: nothing.
             tells_compile_seconds: whether the user is told what compiling took.
         """
         runtime = self.runtime

@@ -22,7 +22,7 @@ _KEEP_ORDER_OF_STORES = ("x86_64", "AMD64", "i386", "i686")
 """Processors on which the sequence lock of shared memory is right; see `asyncsgd.backends.segment`."""
 _AS_CONSTANT = Constant()
 _OPTIMIZER = "torch._dynamo"
-"""What torch imports at a process's first optimizer, which takes about a second."""
+"""The module that torch imports at a process's first optimizer, which takes about a second."""
 _CALLED: Mapping[str, str] = {
     "num_workers": "nproc",
     "via": "transport",
@@ -43,7 +43,7 @@ _WRITTEN: Mapping[str, Callable[[Any], str | None]] = {
     "churn": lambda changes: ";".join(map(str, changes)) or None,
     "hogwild_state": lambda share: "shared" if share else "worker",
 }
-"""Settings that are text, and objects in Python: what is read from one, and written for one."""
+"""Setting -> the function that makes its text of the object in Python. `_READ` has those that read the text."""
 
 
 def processes_on_this_host(number: int) -> int:
@@ -72,17 +72,17 @@ class Runtime:
     """Whether a model may have running statistics."""
     several_hosts: ClassVar[bool] = False
     not_replayed: ClassVar[str] = ""
-    """Why a run of it cannot be replayed; empty where it can."""
+    """Why a run with this runtime cannot be replayed; empty where it can."""
     preload: ClassVar[tuple[str, ...]] = ()
     """Modules that its processes import, beside those that all do."""
 
     num_workers: int
     threads: int
-    """CPU threads of each worker."""
+    """The number of CPU threads of each worker."""
     speeds: Speeds | None
     """How long gradients are made to take, or take on the virtual clock. None: as long as the computation takes."""
     accumulate: int = 1
-    """Batches of an update, computed one after the other."""
+    """The number of batches of an update, which are computed one after the other."""
     all_gpus: bool = False
     """Whether one process computes a batch on all its GPUs."""
     share_state: bool = False
@@ -98,7 +98,7 @@ class Runtime:
             groups.check_processes(self.num_workers)
 
     def describe(self, micro_batches: int, num_gpus: int) -> str | None:
-        """How gradients become steps, in half a line; None: as the rule says."""
+        """Say in half a line how gradients become steps; None: as the rule says."""
         return None
 
     @property
@@ -112,11 +112,11 @@ class Runtime:
         return None
 
     def check(self, seed: int, device: str, machine: groups.Machine, clip_norm: float) -> None:
-        """Refuse what does not go together with it.
+        """Refuse what does not go together with this runtime.
 
         Args:
             device: ``cpu`` or ``cuda``.
-            clip_norm: of the optimizer.
+            clip_norm: the largest norm of a direction; 0: no clipping.
 
         Raises:
             UsageError: with what to type, e.g. for a straggler that is not there.
@@ -131,7 +131,15 @@ class Runtime:
 
     @classmethod
     def check_launch(cls, rank: int | None, several_hosts: bool) -> None:
-        """Refuse ranks of torchrun's that it has no use for; `rank` is None where this process starts its workers."""
+        """Refuse ranks of torchrun for which this runtime has no use.
+
+        Args:
+            rank: the rank of this process; None: this process starts its workers.
+            several_hosts: see `asyncsgd.backends.launch.Launch`.
+
+        Raises:
+            UsageError: with what to type.
+        """
         typed = "--clock virtual" if cls.clock == "virtual" else f"--mode {cls.mode}"
         if cls.in_one_process and rank is not None:
             raise UsageError(
@@ -145,12 +153,12 @@ class Runtime:
 
     @property
     def transport(self) -> str | None:
-        """What carries gradients to the server; None where there is no server."""
+        """The name of what carries gradients to the server; None where there is no server."""
         return None
 
     @property
     def oversubscription(self) -> float | None:
-        """Busy threads per core; None on the virtual clock."""
+        """The number of busy threads per core; None on the virtual clock."""
         from asyncsgd.records.machine import available_cores
 
         return self.num_workers * self.threads / available_cores() if self.clock == "measured" else None

@@ -47,16 +47,17 @@ from asyncsgd.tasks import NAMED, has_name, task_class
 from asyncsgd.tasks.base import Task
 
 PARTS: Mapping[str, Any] = {"job": Job, "budget": Budget, "optimization": Steps, "machine": Machine}
-"""What every training has, without where it is written, by the name of the field of `Common`."""
+"""Field of `Common` -> its class, of the groups of settings that every training has, but for the one that says where
+it is written."""
 OF_OPTIMIZERS = ("momentum", "beta1", "beta2")
-"""Settings of the library's own optimizers."""
+"""The settings that only the library's own optimizers have."""
 TO_REPLAY: Mapping[str, Any] = MappingProxyType({"speeds": None, "transport": "auto", "prefetch": 0})
-"""Changes for a run whose log has the times and the order of the batches."""
+"""The settings that a replay changes, since the log has the times and the order of the batches."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """What a folder does not hold, or is not believed about, and its reader gives."""
+    """What the reader of a folder gives, since the folder does not hold it or is not believed about it."""
 
     task: Task | type[Task] | None = None
     """The task, or its class, whose fields are then the folder's. None: it is one of the library's own."""
@@ -64,7 +65,7 @@ class Given:
     optimizer: BuildOptimizer | None = None
     schedule: Shape | None = None
     cache: str | None = None
-    """Folder of prepared data; None: the user's cache folder."""
+    """The folder of prepared data; None: the user's cache folder."""
 
 
 def values_of(run: Run) -> dict[str, Any]:
@@ -102,14 +103,15 @@ def _parts_of(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def defaults_of(task: Task) -> dict[str, Any]:
-    """What a setting is that a folder lacks because there was none of that name yet."""
+    """Return the value of each setting that a folder lacks because there was none of that name yet: name -> value."""
     defaults = {name: spec.default for part in PARTS.values() for name, spec in specs_of(part).items()}
     fields: Any = {field.name: field.default for field in dataclasses.fields(task)}  # type: ignore[arg-type]
     return defaults | {name: kinds.plain(fields[field]) for name, field in _names_of(type(task))}
 
 
 def compared(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings in which a run that goes on must be the run that was stopped; of the task's class the name."""
+    """Return the settings in which a run that goes on must be the run that was stopped. Of the task's class they have
+    the name alone."""
     kept = {name: value for name, value in values.items() if name not in (FORMAT, EXPERIMENT)}
     kept[TASK] = str(kept.get(TASK)).rpartition(":")[2]  # a script's module is __main__ where it is run
     return kept
@@ -129,7 +131,7 @@ def is_known(rule: Rule) -> bool:
 
 
 def name_of(task: Task) -> str:
-    """What ``--task`` and ``train.py`` take: the name of a task that has one, and MODULE:CLASS of others."""
+    """Return what ``--task`` and ``train.py`` take: the name of a task that has one, and MODULE:CLASS of others."""
     return task.name if has_name(task) else class_of(type(task))
 
 

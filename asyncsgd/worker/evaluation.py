@@ -28,7 +28,8 @@ MAIN = "main"
 """The evaluation set whose loss is that of the run."""
 
 _SET = "set:"
-"""In front of a sum of another set; after it stand, as JSON, the set's name, which may be any text, and the sum's."""
+"""The beginning of the name of a sum of another set. After it stand, as JSON, the name of the set, which may be any
+text, and the name of the sum."""
 
 
 def measured(task: Task, sums: Sums) -> Measured:
@@ -144,8 +145,8 @@ def evaluate_sets(
 ) -> Sums:
     """Return the sums over batches `shard`, `shard` + `num_shards`, ... of every set; no collective, so nobody waits.
 
-    Without dropout and gradients. Those of the main set have their own names; a shard without batches has ``loss`` and
-    ``weight``, 0.
+    They are computed without dropout and gradients. The sums of the main set have their own names. In a shard without
+    batches ``loss`` and ``weight`` are 0.
 
     Args:
         outputs: the forward pass of `model` on a batch; None: the task's. Batches for which it gives None add nothing,
@@ -159,14 +160,14 @@ def evaluate_sets(
             weight = task.weight(batch)
             if not weight:
                 continue
-            moved = to_device(batch, device)
+            on_device = to_device(batch, device)
             seed_noise(noise_seed(name, index), device)  # for a task that draws in evaluations too
-            said = forward(moved)
+            said = forward(on_device)
             if said is None:
                 continue
-            sums = task.sums(said, moved)
+            sums = task.sums(said, on_device)
             if "loss" not in sums:
-                sums["loss"] = task.loss(said, moved).double() * weight
+                sums["loss"] = task.loss(said, on_device).double() * weight
             sums["weight"] = weight
             yield sums
 
@@ -207,7 +208,7 @@ def reestimate(flat: FlatModel, task: Task, data: Data, seed: int, num_batches: 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards every module has its own mode again."""
+    """A context in evaluation mode without gradients. Afterwards every module has its own mode again."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -33,11 +33,11 @@ from asyncsgd.worker.evaluation import evaluating
 from asyncsgd.worker.worker import Gradient, Worker
 
 TRACE = Path("profile") / "worker0.json.gz"
-"""In the run's folder."""
+"""The path of the trace within the run's folder."""
 WARM_UP = 3
-"""Gradients before a trace begins; the first ones allocate memory and choose kernels."""
+"""The number of gradients before a trace begins. The first ones allocate memory and choose kernels."""
 SIDE = {"cpu": 1024, "cuda": 8192}
-"""Of the matrices whose product is timed."""
+"""Device -> the number of rows and columns of the two matrices whose product is timed."""
 ENOUGH_SECONDS = 0.5
 """After so long the product is not computed again: in float16 some processors need seconds for each."""
 
@@ -125,7 +125,7 @@ class Profile:
 
     num_gradients: int
     path: Path
-    """Of the trace, which ends in ``.json.gz``; its folder is made."""
+    """The path of the trace, which ends in ``.json.gz``. Its folder is made."""
 
     def describe(self) -> str:
         if self.path.is_file():

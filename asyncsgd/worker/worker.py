@@ -38,14 +38,14 @@ def take_local_steps(
     optimizer: Optimizer | PlainSGD,
     learning_rate: float,
 ) -> Gradient:
-    """One step per batch from `start`, where `parameters` lie; `gradients`, `(P,)`, becomes start minus end.
+    """Take one step per batch from `start`, where `parameters` lie; `gradients`, `(P,)`, becomes start minus end.
 
     Args:
         gradient_of: computes a batch's gradient at `parameters` into `gradients`.
         optimizer: steps `parameters`.
 
     Returns:
-        The mean loss over all batches' loss terms, and the sums of weights and samples.
+        The mean loss over all batches' loss terms, NaN if there are none, and the sums of weights and samples.
     """
     loss = weight = 0.0
     num_samples = 0
@@ -253,7 +253,7 @@ class Worker:
         self.data = data
         loss = Loss(task, flat.model)
         self.loss: nn.Module = OnAllGPUs(loss) if all_gpus else loss
-        """From a batch to its loss. It may be wrapped (DistributedDataParallel)."""
+        """The function from a batch to its loss. It may be wrapped (DistributedDataParallel)."""
         self._seed = seed
         self._stream = stream
         self._device = flat.parameters.device
@@ -294,12 +294,16 @@ class Worker:
         Args:
             weigh: given the batch's loss terms, returns a factor for its gradient, not for the loss reported. A runtime
                 that adds gradients inside the backward pass needs it.
-            loss_scale: of a gradient in float16 that is computed again; None: this worker's own, which depends on what
-                it has computed before.
+            loss_scale: the scale of the loss, for a gradient in float16 that is computed again; None: this worker's
+                own, which depends on what it has computed before.
+
+        Returns:
+            The gradient's loss and counts. For a batch without a loss term the weight is 0 and the loss is NaN, which
+            is no divergence; its gradient is zero.
         """
         parts, weight = self._take(index)
         factor = 1.0 if weigh is None else weigh(weight)
-        loss = math.nan
+        loss = math.nan  # it stays so for a batch without a loss term: the loop looks at the weight first
         flat = self.flat
         statistics = flat.statistics
         own_scale = self._loss_scale if loss_scale is None else None
@@ -366,9 +370,10 @@ class Worker:
         return loss
 
     def _exchange_nothing(self, index: int) -> None:
-        """The gradient of a batch without a loss term: zero. Other ranks wait for it, who exchange theirs."""
+        """Give the gradient of a batch without a loss term, zero, into the exchange. Other ranks wait for it."""
         if isinstance(self.loss, Replicated):
-            self._forward(self._moved(self.data.batch(self._stream, index)))  # the exchange begins with a forward pass
+            # The exchange begins with a forward pass.
+            self._forward(self._on_device(self.data.batch(self._stream, index)))
             self.loss.complete()
         else:
             self.flat.frozen = ()
@@ -386,7 +391,7 @@ class Worker:
 
         Args:
             optimizer: steps ``flat.parameters``; its state is this worker's own and stays from call to call.
-            loss_scales: one per batch where they are computed again; see `gradient`.
+            loss_scales: the scale of each batch's loss where the gradients are computed again; see `gradient`.
         """
         if self._start is None:
             self._start = torch.empty_like(self.flat.parameters)
@@ -441,18 +446,18 @@ class Worker:
         """The parts of batch `index` on the device, and its loss terms; called by another thread with `prefetch`."""
         batch = self.data.batch(self._stream, index)
         if self._micro_batches == 1:
-            return [_Part(0, self._moved(batch), 1.0)], self.task.weight(batch)
+            return [_Part(0, self._on_device(batch), 1.0)], self.task.weight(batch)
         split = self.task.split(batch, self._micro_batches)
         weights = [self.task.weight(part) for part in split]
         weight = sum(weights)
         parts = []
         for number, (part, own) in enumerate(zip(split, weights, strict=True)):
             if own > 0:  # the mean over no loss term at all may not be a number
-                parts.append(_Part(number, self._moved(part), own / weight))
+                parts.append(_Part(number, self._on_device(part), own / weight))
         return parts, weight
 
-    def _moved(self, batch: Batch) -> Batch:
-        """On the device. A thread that makes batches ahead does not wait for a copy to a GPU."""
+    def _on_device(self, batch: Batch) -> Batch:
+        """Return the batch on the device. A thread that makes batches ahead does not wait for a copy to a GPU."""
         if self._prefetching is None or self._device.type == "cpu":
             return to_device(batch, self._device)
         with torch.cuda.device(self._device):  # of this thread, or pinning would take memory of the first GPU
