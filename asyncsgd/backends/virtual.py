@@ -160,7 +160,7 @@ class VirtualBackend:
             self.now = until
             return None
         if seconds == math.inf:
-            raise NoWorkerLeft("every worker in flight takes for ever; give --seconds, or other --speeds")
+            raise NoWorkerLeft("every worker in flight takes for ever; give --seconds, or other --times")
         self.now = seconds
         if first is None:
             return self._leave_or_join()

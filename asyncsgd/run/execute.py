@@ -236,7 +236,7 @@ def _train_single(live: Live, torchrun_world: World | None) -> Result:
 
 
 def _train_virtual(live: Live, torchrun_world: World | None) -> Result:
-    """One process computes every worker's gradients, for real; their times are drawn from ``--speeds``."""
+    """One process computes every worker's gradients, for real; their times are drawn from ``--times``."""
     run = live.run
     runtime = run.runtime
     assert isinstance(runtime, runtimes.Virtual)

@@ -126,7 +126,7 @@ class Runtime:
         self.speeds.on(self.num_workers, seed)  # refuses
         if isinstance(self.speeds, Infinite) and self.clock != "virtual":
             raise UsageError(
-                "--speeds infinite is for --clock virtual: a run whose real worker never answers would never end"
+                "--times infinite is for --clock virtual: a run whose real worker never answers would never end"
             )
 
     @classmethod

@@ -134,7 +134,7 @@ class Job:
         "asynchronous", "what the server does with an arriving gradient, as NAME[:key=value,...]; mode async only"
     )
     clock: Clock = setting(
-        "measured", "measured: real processes; virtual: one process, times drawn from --speeds; mode async only"
+        "measured", "measured: real processes; virtual: one process, with times drawn from --times; mode async only"
     )
     speeds: str | None = setting(
         None,

@@ -5,7 +5,7 @@ The `Sampler` that it returns gives the seconds of draw k of worker w: a pure fu
 rules on one seed meet identical speeds (common random numbers), on a virtual clock as well as in a real run that is
 slowed down.
 
-`ALL` holds an example of each model that needs no file, for tests and for ``--speeds help``.
+`ALL` holds an example of each model that needs no file, for tests and for ``--times help``.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class TwoGroups(Speeds):
         num_slow = math.floor(self.share * num_workers + 0.5)
         if num_slow == 0:
             least = math.ceil(0.5 / num_workers * 1e4) / 1e4
-            raise UsageError(f"--speeds {self} makes none of {num_workers} workers slow; type share={least:g} or more")
+            raise UsageError(f"--times {self} makes none of {num_workers} workers slow; type share={least:g} or more")
         first_slow = num_workers - num_slow
         slow = self.seconds * self.factor
         return Sampler(num_workers, lambda worker, block: slow if worker >= first_slow else self.seconds)
@@ -332,7 +332,7 @@ class Slow(Speeds):
 
     def on(self, num_workers: int, seed: int) -> Sampler:
         if self.worker >= num_workers:
-            raise UsageError(f"--speeds {self}: there is no such worker; type worker=0 to worker={num_workers - 1}")
+            raise UsageError(f"--times {self}: there is no such worker; type worker=0 to worker={num_workers - 1}")
         factors = [1.0] * num_workers
         factors[self.worker] = self.factor
         return Sampler(num_workers, lambda worker, block: self.seconds * factors[worker], factors)
@@ -365,7 +365,7 @@ class Trace(Speeds):
             if not recorded:
                 raise ValueError("no arrivals")
         except (OSError, KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"--speeds {self}: {error}; type the folder of a run that has trained") from None
+            raise UsageError(f"--times {self}: {error}; type the folder of a run that has trained") from None
         sequences = [np.array(recorded[worker]) for worker in sorted(recorded)]
 
         def block(worker: int, number: int) -> Floats:
@@ -391,7 +391,7 @@ _RANDOM = (Exponential(), ShiftedExponential(), HalfNormal(), LogNormal(), Paret
 ALL: tuple[Speeds, ...] = (Constant(), Power(), TwoGroups(), *_RANDOM, Slow())
 _BY_NAME: dict[str, type[Speeds]] = {speeds.name: type(speeds) for speeds in ALL}
 _BY_NAME[Trace.name] = Trace
-_CHOICES = Choices("speeds", "speeds", "--speeds", _BY_NAME, first_is_positional=True)
+_CHOICES = Choices("speeds", "speeds", "--times", _BY_NAME, first_is_positional=True)
 
 
 def parse_speeds(text: str) -> Speeds:

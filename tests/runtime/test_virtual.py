@@ -324,7 +324,7 @@ def test_who_never_answers_ends_a_run_that_waits_for_him_and_no_other(rule, seco
     result = done.result
     assert (result.status, done.num_arrivals, done.virtual_seconds) == ends
     has_failed = result.status == "FAILED"
-    assert ("takes for ever; give --seconds, or other --speeds" in result.message) == has_failed
+    assert ("takes for ever; give --seconds, or other --times" in result.message) == has_failed
 
 
 def test_a_user_who_stops_the_run_gets_what_there_is():
