@@ -28,7 +28,7 @@ _MIN_SIGNS = 4
 
 @dataclasses.dataclass(frozen=True)
 class SignsOfLife:
-    """When hosts send signs of life, the messages `Alive`."""
+    """How often hosts send signs of life, the messages `Alive`, and how long one may be silent."""
 
     deadline: float = _DEADLINE_SECONDS
     """A host is lost after so many seconds without a sign of life."""

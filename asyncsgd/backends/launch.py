@@ -48,7 +48,7 @@ such ranks. Torchrun's further variables stay, such as TORCHELASTIC_RUN_ID: they
 _LOOK_SECONDS = 1.0
 """A process looks so often whether its launcher is still there."""
 _STOP_SECONDS = 30.0
-"""When the launcher is gone, rank 0 has so long to stop the other ranks."""
+"""When the launcher is gone, rank 0 has so many seconds to stop the other ranks."""
 _NEW_START_SECONDS = 5.0
 """See `wait_for_new_start`."""
 _INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -223,7 +223,7 @@ def fork_server(model: str | None, *modules: str) -> ForkServerContext:
     """Start a fork server that imports what workers of `model` need in the background, and return its context.
 
     Args:
-        model: as `asyncsgd.tasks.models.build_model` takes it; None: workers need no transformers.
+        model: the model, as `asyncsgd.tasks.models.build_model` takes it; None: workers need no transformers.
         modules: further modules to import there; none may run a tensor operation.
 
     The fork server never runs a tensor operation, so it has one thread and its children may use OpenMP. Call this
@@ -373,7 +373,7 @@ class ChildProcesses:
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """Which rank a process is, and the store in which it meets the others. Can be pickled until it has opened the
+    """The rank of a process, and the store in which it meets the others. It can be pickled until it has opened the
     store."""
 
     rank: int

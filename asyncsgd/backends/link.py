@@ -76,7 +76,8 @@ class Ready(MessageBase):
     """The worker has built its model and waits for commands."""
 
     layout: str
-    """`FlatModel.fingerprint`. If it differs from the server's, the worker has another model."""
+    """The `FlatModel.fingerprint` of the worker's model. If it differs from the server's, the worker has another
+    model."""
 
 
 class Computed(MessageBase):
@@ -104,7 +105,7 @@ class EvaluatedAgain(ShardEvaluated):
     server keeps these beside the running ones."""
 
     statistics: bytes
-    """float64 `(S,)`."""
+    """The statistics that were estimated: float64 `(S,)`."""
 
 
 class Holding(MessageBase):
@@ -203,7 +204,7 @@ class Claim(MessageBase):
 
 
 class Agreed(MessageBase):
-    """Which part a host has after hosts have come or gone."""
+    """The part that a host has after hosts have come or gone."""
 
     number: int
     """The number of the host that receives this message. Host 0 leads."""

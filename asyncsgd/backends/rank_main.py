@@ -49,7 +49,7 @@ def run_rank(
     """Entry point of a rank other than 0. It blocks until the run ends, and ends the process.
 
     Args:
-        resume: as in `make_rank`.
+        resume: see `make_rank`.
         keeper: keeps copies of checkpoints in this process; None: this host is no mirror.
         left: says what is left of the run if contact is lost; None: others say so.
     """

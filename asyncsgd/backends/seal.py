@@ -104,13 +104,14 @@ class Seal:
 
 
 def seals(token: bytes, name: str, greetings: tuple[bytes, bytes], algorithm: Algorithm) -> tuple[Seal, Seal]:
-    """The seals of both directions of a pair: what the server sends, and what the worker sends.
+    """Return the seals of both directions of a pair: for what the server sends, and for what the worker sends.
 
     Args:
         token: the token that both ends have.
         name: the name of the pair.
-        greetings: as they were sent, the server's first. They hold the random bytes of both ends, and the algorithms
-            that they offered. So nobody on the way can remove the better algorithm from an offer, a downgrade.
+        greetings: the greetings as they were sent, the server's first. They hold the random bytes of both ends, and the
+            algorithms that they offered. So nobody on the way can remove the better algorithm from an offer, a
+            downgrade.
     """
     salt = b"".join(hmac.digest(b"greeting", greeting, "sha256") for greeting in greetings)
     seals = []

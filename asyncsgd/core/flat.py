@@ -33,9 +33,9 @@ class Layout:
     shapes: tuple[tuple[int, ...], ...]
     offsets: tuple[int, ...]
     num_decayed: int
-    """Elements of the vector, from its beginning, that weight decay acts on."""
+    """The number of elements, from the beginning of the vector, that weight decay acts on."""
     size: int
-    """P, the elements of the vector, gaps included."""
+    """P, the number of elements of the vector, gaps included."""
 
     @classmethod
     def of(cls, model: nn.Module) -> Layout:

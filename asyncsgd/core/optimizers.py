@@ -33,7 +33,7 @@ class SGD:
     """Builds a fused `torch.optim.SGD`."""
 
     momentum: float = 0.0
-    """mu of v <- mu v + g, x <- x - eta v; 0 for none."""
+    """The momentum mu of v <- mu v + g, x <- x - eta v; 0: none."""
 
     def __call__(self, groups: Iterable[ParameterGroup]) -> TorchOptimizer:
         return torch.optim.SGD(groups, momentum=self.momentum, fused=True)
@@ -375,7 +375,8 @@ class OptimizerRecipe:
         """Refuse what could not train, before anything runs.
 
         Args:
-            layout: of the model, whose tensors the optimizer has to take; None: it has to step a small matrix.
+            layout: the layout of the model, whose tensors the optimizer has to take; None: it has to step a small
+                matrix.
 
         Raises:
             UsageError: naming the optimizer, and what is wrong with it.

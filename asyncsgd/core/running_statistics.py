@@ -158,7 +158,7 @@ class RunningStatistics:
 
     @property
     def size(self) -> int:
-        """S."""
+        """S, the number of statistics."""
         return len(self.values)
 
     @property

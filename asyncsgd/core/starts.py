@@ -54,7 +54,7 @@ class Starter:
         self.parameters = parameters
         self.rule = rule
         self.num_samples = 0
-        """Samples that arrived, used or not: what budgets and the learning rate count."""
+        """The number of samples that have arrived, used or not. Budgets and the learning rate count these."""
         self.statistics = statistics
         self._schedule = schedule
         self._batches = batches

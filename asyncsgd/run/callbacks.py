@@ -39,19 +39,20 @@ class Look:
 
 
 Callback = Callable[[Look], Mapping[str, float] | None]
-"""Numbers that it returns by name are metrics of that evaluation, beside those of the task."""
+"""A function that is called at each evaluation. Numbers that it returns by name are metrics of that evaluation, beside
+those of the task."""
 
 
 class Callbacks:
     """Calls callbacks one after the other, each with a copy of the evaluated model for itself.
 
-    What a callback raises ends the run at once where that is the first evaluation. Later its metrics of that evaluation
-    are lost, and the summary has a `score_error`, as for a mistake in a task's `metrics`. The default generators are
-    afterwards as they were before.
+    An exception of a callback ends the run at once if it comes at the first evaluation. If it comes later, its metrics
+    of that evaluation are lost, and the summary has a `score_error`, as for a mistake in a task's `metrics`. The
+    default generators are afterwards as they were before.
 
     Args:
-        run: prepared.
-        callbacks: as `check_callbacks` lets pass.
+        run: the run, prepared.
+        callbacks: the callbacks, which `check_callbacks` has let pass.
     """
 
     def __init__(self, run: Run, callbacks: Sequence[Callback]) -> None:

@@ -168,8 +168,8 @@ def _open_again(path: Path, run: Run, comment: str) -> RunFolder:
     `RunFolder.go_on`.
 
     Args:
-        run: as it goes on. Its settings are written if they differ from those in the folder.
-        comment: for the head of these settings.
+        run: the run as it goes on. Its settings are written if they differ from those in the folder.
+        comment: lines for the head of these settings.
 
     Raises:
         UsageError: if anything but a larger number of samples, epochs or micro-batches differs, if the run is DONE, or

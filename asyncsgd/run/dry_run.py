@@ -25,11 +25,12 @@ def check(what: Task | Rule, *, seed: int = 0, device: str = "cpu", processes: b
     """Look for mistakes in a task or a rule of your own; nothing is trained or written.
 
     Args:
-        what: of a prepared task a few gradients are computed; a rule is driven by a few arrivals of three workers.
-        seed, device, processes: of a task; see `asyncsgd.tasks.check.check`.
+        what: a prepared task, of which a few gradients are computed; or a rule, which is driven by a few arrivals of
+            three workers.
+        seed, device, processes: for a task; see `asyncsgd.tasks.check.check`.
 
     Returns:
-        Of a task what was seen, as `asyncsgd.tasks.check.Checked`; of a rule its state as a checkpoint gives it
+        For a task what was seen, as `asyncsgd.tasks.check.Checked`; for a rule its state as a checkpoint gives it
         back.
 
     Raises:

@@ -27,10 +27,10 @@ def found_by(task: Task) -> dict[str, Any]:
 
 
 def with_found(task: Task, found: Mapping[str, Any]) -> Task:
-    """The task with what another process has found.
+    """Return the task with what another process has found.
 
     Args:
-        found: of `found_by` there, as JSON brings it here.
+        found: what `found_by` has returned there, as JSON brings it here.
 
     Raises:
         ValueError: if a task of this class finds other things.

@@ -56,7 +56,7 @@ class TrainedRun:
 
     @property
     def status(self) -> str:
-        """DONE, DIVERGED, INTERRUPTED or FAILED."""
+        """How the run ended: DONE, DIVERGED, INTERRUPTED or FAILED."""
         return str(self.summary.get("status"))
 
     def frame(self) -> pandas.DataFrame:
@@ -80,7 +80,7 @@ class TrainedRun:
         """The trained model, on the CPU and in evaluation mode.
 
         Args:
-            best: that of the lowest evaluation loss, in place of the last one; see ``summary["best"]``.
+            best: return the model of the lowest evaluation loss, in place of the last one; see ``summary["best"]``.
 
         Raises:
             UsageError: if the run has not kept it.

@@ -31,12 +31,13 @@ KILLED = -9
 
 
 def find_batch_size(run: Run, context: ForkServerContext, tell: Callable[[str], None]) -> int:
-    """The most samples whose gradient and optimizer step fit in the memory of a worker; nothing is trained or written.
+    """Find the most samples whose gradient and optimizer step fit in the memory of a worker. Nothing is trained or
+    written.
 
     Sizes are doubled until one does not fit, and then bisected. Each is tried with the batch that has the most numbers.
 
     Args:
-        context: of `asyncsgd.backends.launch.fork_server`.
+        context: the context that `asyncsgd.backends.launch.fork_server` has returned.
         tell: says a line to the user.
 
     Raises:
@@ -76,7 +77,7 @@ def find_batch_size(run: Run, context: ForkServerContext, tell: Callable[[str], 
 
 
 def find_micro_batches(run: Run, context: ForkServerContext) -> int:
-    """The fewest parts from `Run.micro_batches` on, doubled at a time, in which a batch fits; `run` is prepared.
+    """Find the fewest parts in which a batch fits, from `Run.micro_batches` on, doubled at a time; `run` is prepared.
 
     Raises:
         RunError: if not even one sample fits.

@@ -97,7 +97,7 @@ def follow_as_host(
     """Take part in the run that rank 0 on another host leads, and end the process.
 
     Args:
-        run: as this host has understood it; not prepared.
+        run: the run as this host has understood it; not prepared.
         context: a fork server.
         goes_on: says with what the run goes on from the folder of a mirror.
         typed: see `as_led`.
@@ -171,8 +171,8 @@ def follow_as_rank(
     """Be a rank other than 0 of synchronous ranks: wait for what rank 0 has prepared, do its part, and end the process.
 
     Args:
-        run: as this rank has understood it; not prepared.
-        goes_on: as in `follow_as_host`.
+        run: the run as this rank has understood it; not prepared.
+        goes_on: see `follow_as_host`.
         typed: see `as_led`.
     """
     end_with_launcher(leads=False)
@@ -269,9 +269,9 @@ def as_led(run: Run, settings: Mapping[str, Any], typed: Collection[str]) -> Run
     Where it goes on from a folder that this host has no copy of, the settings that were not typed are those of rank 0.
 
     Args:
-        run: as this host has understood it.
-        settings: of rank 0, without the parts of a batch.
-        typed: names of the settings that this host was given.
+        run: the run as this host has understood it.
+        settings: the settings of rank 0, without `micro_batches`.
+        typed: the names of the settings that this host was given.
 
     Raises:
         RunError: naming what differs.
@@ -298,7 +298,7 @@ def prepared_as(run: Run, notice: Begin, places: Mapping[str, str]) -> Run:
     """This host's run, prepared, if it begins as that of rank 0.
 
     Args:
-        places: of the folders that rank 0 has prepared, on this host.
+        places: path of a folder that rank 0 has prepared -> its path on this host.
 
     Raises:
         RunError: naming what differs.

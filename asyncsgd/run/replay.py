@@ -252,9 +252,9 @@ class PreparedSimulation:
     """A simulation, ready to take its log as often as it takes; a `Repeatable`.
 
     Args:
-        asked: its settings.
-        folder: of the run, with its log.
-        summary: of the run.
+        asked: the settings of the simulation.
+        folder: the folder of the run, with its log.
+        summary: the summary of the run.
     """
 
     precision = torch.float64

@@ -63,9 +63,9 @@ class Run:
     names. See `asyncsgd.core.schedules`."""
     saves_model: bool = True
     changing_buffers: tuple[str, ...] | None = None
-    """Buffers that forward passes change, by name, as a dry run has seen; None: there was none."""
+    """The names of the buffers that forward passes change, as a dry run has seen; None: there was no dry run."""
     received: Received | None = None
-    """What another host had prepared; None: this one prepares the task."""
+    """What this host has received from another one that prepared the task; None: this host prepares it."""
 
     def __post_init__(self) -> None:
         recipe = dataclasses.replace(self.recipe, peak=self.steps.learning_rate)
@@ -192,7 +192,7 @@ class Run:
 
     @functools.cached_property
     def limits(self) -> Limits:
-        """When the run ends and evaluates; of a prepared task, which alone knows how long an epoch is.
+        """When the run ends and evaluates. The task must be prepared, since only then it knows how long an epoch is.
 
         Raises:
             UsageError: for epochs of a task that does not say how many samples it has; for an evaluation after the end.
@@ -228,7 +228,7 @@ class Run:
 
     @property
     def policy(self) -> Policy:
-        """When checkpoints are taken; of a prepared task.
+        """When checkpoints are taken. The task must be prepared; see `limits`.
 
         Raises:
             UsageError: for epochs of a task that does not say how many samples it has.
@@ -327,11 +327,11 @@ def run_of(
     optimizer: BuildOptimizer | None = None,
     shape: Shape | None = None,
 ) -> Run:
-    """The run of settings.
+    """Make the run that settings describe.
 
     Args:
-        name: of the experiment.
-        settings: `asyncsgd.settings.groups.Common`.
+        name: the name of the experiment.
+        settings: an `asyncsgd.settings.groups.Common`.
         task: None: a group of the settings, as those of `asyncsgd.settings.task` have it.
         runtime, rule, optimizer, shape: objects that mean what the settings say, or more. None: as the settings say.
 

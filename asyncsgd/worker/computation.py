@@ -45,7 +45,7 @@ class Computation(Protocol):
         """Compute `worker`'s gradient at `start`, or its local steps from there at `learning_rate`.
 
         Args:
-            loss_scales: of a gradient that is computed again, one per batch; see `Gradient`.
+            loss_scales: the scale of each batch's loss, for a gradient that is computed again; see `Gradient`.
             statistics: the running statistics at `start`, `(S,)`, of a model that has some.
         """
 
@@ -53,11 +53,11 @@ class Computation(Protocol):
         """Compute batches in so many parts from here on."""
 
     def forget(self, worker: int) -> None:
-        """`worker` has left: its inner optimizer is gone."""
+        """Forget the inner optimizer of `worker`, which has left."""
 
 
 class _Gradients:
-    """What computes one gradient after another, with an optimizer a worker for its local steps."""
+    """Computes one gradient after another, with an optimizer for the local steps of each worker."""
 
     KEPT: tuple[str, ...] = ("_optimizers",)
 
@@ -152,7 +152,7 @@ class ProblemGradients(_Gradients):
     """Stochastic gradients of a closed-form problem in float64; a batch is one sample of its worker's own stream.
 
     Args:
-        instance: of the problem.
+        instance: the problem for a number of workers and a seed.
         inner: the optimizer of local steps; None: plain SGD.
     """
 

@@ -33,7 +33,7 @@ text, and the name of the sum."""
 
 
 def measured(task: Task, sums: Sums) -> Measured:
-    """What the sums over the whole evaluation sets come to; the only division.
+    """Return the evaluation to which the sums over the whole evaluation sets add up: mean loss, metrics and details.
 
     The sets beside the main one are in the details, as ``evaluations``, by name.
     """
@@ -54,10 +54,11 @@ def measured(task: Task, sums: Sums) -> Measured:
 
 
 def scored(name: str, score: Callable[[], Mapping[str, Any]], errors: list[str]) -> dict[str, Any]:
-    """What a method of the task says that computes scores, as JSON; nothing where it raises or says something else.
+    """Call a method of the task that computes scores, and return them as JSON has them. They are empty where the method
+    raises, or returns something else.
 
     Args:
-        name: of the method.
+        name: the name of the method.
         errors: gets a sentence on what is wrong.
     """
     try:
@@ -99,11 +100,11 @@ def measured_in_shards(
     peak_bytes: tuple[tuple[int, int, int], ...] = (),
     stages: tuple[StageUse, ...] = (),
 ) -> Measured:
-    """What the sums over the workers' shards of the evaluation set, in order, come to.
+    """Return the evaluation to which the sums over the workers' shards, in order, add up; see `measured`.
 
     Args:
-        seconds: that the evaluation took.
-        peak_bytes: of the workers; see `records.events.MemoryUsed`.
+        seconds: the time that the evaluation took.
+        peak_bytes: the peak memory of the workers; see `records.events.MemoryUsed`.
         stages: see `records.events.StagesUsed`.
     """
     losses = tuple(shard["loss"] / shard["weight"] if shard["weight"] else None for shard in shards)

@@ -41,7 +41,7 @@ class Prefetching(Generic[T]):
         return self._futures[index].exception() is None
 
     def take(self, index: int) -> T:
-        """Thing `index`; waits until it is made. What making it raises comes through."""
+        """Return thing `index`, and wait until it is made. What making it raises is raised here."""
         step = 1 if self._last is None or index <= self._last else index - self._last
         self._last = index
         wanted = range(index, index + step * self._ahead + 1, step)

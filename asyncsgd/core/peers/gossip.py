@@ -109,7 +109,7 @@ class Pushing(Peers[SGP]):
         if self._num_workers == 1 and rule.delay:
             raise UsageError(f"delay={rule.delay} has no effect: one worker sends no messages; type sgp:delay=0")
         self.weights = torch.ones_like(self._vectors[:, 0])
-        """`(N,)`: w_i."""
+        """`(N,)`, the weights w_i."""
         self.in_transit: list[tuple[Tensor, Tensor, Tensor]] = []
         """What each worker will receive, `(N, P)` and `(N,)`, oldest first, and the sender's statistics, `(N, S)`."""
         self._round = 0
