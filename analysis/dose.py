@@ -13,11 +13,12 @@ from pandas import DataFrame
 
 from analysis.curves import Curve, crossing_at, curve, loss_at, lowest_held, thinned_to_sparsest, unit_of
 from analysis.gate import ArmsCompared, compare_arms, differences_by_design
+from analysis.places import MISPLACED
 from analysis.questions import Plan
 from analysis.read import read
 from analysis.trust import at_edge
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import DONE, FINISHED
+from asyncsgd.records.events import DONE, FAILED, FINISHED
 
 DELAYED = "delayed"
 REFERENCE = "sync"
@@ -36,6 +37,11 @@ before the runs. `delayed_loss` and `sync_loss` are at the end, after equal samp
 """
 REACHED = ("delayed_reached", "sync_reached")
 """Columns that say whether the runs reached the target."""
+ADVICE = {
+    FAILED: "type its command again with --retry",
+    MISPLACED: "move its folder away, and type its command again",
+}
+"""Status of a run without a result -> what to do, where to type the study's command again does not make it."""
 Arrivals = Callable[[str, str, int, int, int], list[float]]
 """(speeds, rule, num_workers, seed, number) -> seconds of the first `number` arrivals."""
 
@@ -73,7 +79,8 @@ def read_dose(folder: Path) -> Dose:
     by_run = dict(iter(curves.groupby("run")))
     for run in runs.itertuples():
         if run.status not in FINISHED:
-            raise UsageError(f"the study is not finished: {run.run} is {run.status}; type its command again")
+            advice = ADVICE.get(run.status, "type its command again")
+            raise UsageError(f"the study is not finished: {run.run} is {run.status}; {advice}")
         if run.status != DONE or by_run[run.run]["loss"].isna().any():
             raise UsageError(
                 f"{run.run} is {run.status} and has no loss at every evaluation; take its learning rates out of the "

@@ -255,7 +255,10 @@ def _read_task(folder: Path, config: LadderConfig, task: str, facts: Mapping[str
     for _, arm in found.proof:
         proof_runs |= runs_of_arm(folder, arm, config.seeds)
     if {*rows_of(proof_runs)["status"]} != {DONE}:
-        raise UsageError(f"{folder} holds a ladder that is not finished; type the command again that began it")
+        raise UsageError(
+            f"{folder} holds a ladder that is not finished; type the command again that began it, with --retry where a "
+            "run FAILED"
+        )
     (_, naive), *stacks = found.proof
     rungs = []
     for climbed in found.rungs:

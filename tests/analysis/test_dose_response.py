@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
 from gallery import sentences
-from synthetic import SyntheticArm, planned, write_plan
+from synthetic import SyntheticArm, planned, straight, write_plan, write_run
 
 from analysis.crossing import crossing_point
 from analysis.dose import DELAYED, RATIOS, REFERENCE, Dose, pairs_of, read_dose
@@ -145,7 +146,15 @@ def test_a_delay_without_a_target_has_its_times():
 def test_a_study_that_goes_on_is_told_to_be_unfinished(tmp_path):
     arms = [SyntheticArm("sync"), SyntheticArm("delayed")]
     write_plan(tmp_path, arms, [planned("test/x/s0", "test", arms[1].name, 0)])
-    with pytest.raises(UsageError, match="not finished: test/x/s0 is MISSING; type its command again"):
+    with pytest.raises(UsageError, match=r"not finished: test/x/s0 is MISSING; type its command again$"):
+        read_dose(tmp_path)
+    folder = tmp_path / "test" / "x" / "s0"
+    write_run(folder, arms[1], straight(9, 8, seconds=1), status="FAILED")
+    with pytest.raises(UsageError, match="s0 is FAILED; type its command again with --retry"):
+        read_dose(tmp_path)
+    shutil.rmtree(folder)
+    write_run(folder, arms[1], straight(9, 8, seconds=1), seed=1)
+    with pytest.raises(UsageError, match="s0 is MISPLACED; move its folder away, and type its command again"):
         read_dose(tmp_path)
 
 

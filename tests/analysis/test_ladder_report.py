@@ -309,7 +309,7 @@ def test_a_rung_with_a_training_without_result_is_reported_and_in_no_stack(tmp_p
 def test_a_run_that_failed_otherwise_leaves_the_ladder_unfinished(tmp_path):
     folder = climbed(tmp_path)
     edit_json(folder / "masked_lm/wide/after/s2/summary.json", status="FAILED", message="a worker was lost")
-    with pytest.raises(UsageError, match="a ladder that is not finished"):
+    with pytest.raises(UsageError, match=r"that is not finished; type .* with --retry where a run FAILED"):
         read(folder)
 
 

@@ -122,10 +122,7 @@ def test_a_model_with_relative_positions_has_the_longest_windows(tmp_path):
     assert config.max_position_embeddings == -1
     XLNetForTokenClassification(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    tagger = load(str(tmp_path), "cpu")
-    assert tagger.size == LONGEST_WINDOW - 2  # [CLS] and [SEP]
-    (found_labels,) = tagger.labels([[5] * 600])
-    assert len(found_labels) == 600
+    assert load(str(tmp_path), "cpu").size == LONGEST_WINDOW - 2  # [CLS] and [SEP]
 
 
 def expected(folder, text, labels):
