@@ -30,7 +30,7 @@ from asyncsgd.scripts.study import power_text
 from asyncsgd.scripts.train import run_task
 from asyncsgd.studies.estimate import Estimator
 from asyncsgd.studies.plan import make_plan, sha256_of, share
-from asyncsgd.studies.study_folder import StudyFolder
+from asyncsgd.studies.study_folder import StudyFolder, locked
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 SCRIPT = EXPERIMENTS / "sweep.py"
@@ -420,6 +420,11 @@ def test_printed_commands_make_a_study_that_was_registered_before_its_test_runs(
     config, out = unbroken
     new = tmp_path / "new"
     for folders in ({"base"}, {"tuning"}, {"pilot"}, {"test"}, set()):
+        if folders == {"test"}:
+            with locked(new / ".lock-1-of-1"):  # as a study that is at work does
+                assert sweep(config, new, "--print-commands") == 2
+            assert f"error: another process is at work in {new}; wait for it" in capsys.readouterr().err
+            assert not (new / "analysis.yaml").exists()
         capsys.readouterr()
         assert sweep(config, new, "--print-commands") == 0
         commands = [line for line in capsys.readouterr().out.splitlines() if line.startswith("python ")]

@@ -109,7 +109,10 @@ def parser_of(command: StudyCommand) -> argparse.ArgumentParser:
     flags.add_argument("--shard", default="1/1", metavar="I/N", help="make only the I-th of N parts")
     flags.add_argument("--dry-run", action="store_true", help="say what would be run and how long it takes, and stop")
     flags.add_argument(
-        "--print-commands", action="store_true", help="print a command for each run that can be made now"
+        "--print-commands",
+        action="store_true",
+        help="print a command for each run that can be made now, and make none; the analysis is registered before the "
+        "commands of test runs are printed",
     )
     return flags
 
@@ -140,6 +143,7 @@ def carry_out_study(flags: argparse.Namespace, command: StudyCommand, stop: Stop
     if wanted := out_of_bounds(jobs, at_least=1):
         raise UsageError(f"--jobs must be {wanted}, got {shortened(jobs)}")
     shard = shard_of(flags.shard)
+    lock = out / f".lock-{shard[0]}-of-{shard[1]}"
     if plan.ladder is not None and (flags.jobs not in (None, 1) or shard != (1, 1) or flags.print_commands):
         raise UsageError(
             "the runs of a speed ladder are timed against each other, one at a time, and which come next follows from "
@@ -156,7 +160,7 @@ def carry_out_study(flags: argparse.Namespace, command: StudyCommand, stop: Stop
         try:
             announce(study)
             if flags.print_commands:
-                print_commands(study, shard)
+                print_commands(study, shard, lock)
             else:
                 estimate(study, jobs, shard, flags.retry)
             sys.stdout.flush()
@@ -168,7 +172,7 @@ def carry_out_study(flags: argparse.Namespace, command: StudyCommand, stop: Stop
     study.read_state()  # before anything is written into a folder that may be somebody else's
     unfinished = {run.arm for run in plan.runs if study.status(run) not in FINISHED}
     check(plan, unfinished)
-    with locked(out / f".lock-{shard[0]}-of-{shard[1]}"):
+    with locked(lock):
         study.begin()
         announce(study)
         failed = carry_out(study, context, stop, jobs=jobs, retry=flags.retry, shard=shard)
@@ -322,15 +326,16 @@ def power_text(plan: StudyPlan) -> str:
     )
 
 
-def print_commands(study: StudyFolder, shard: tuple[int, int]) -> None:
+def print_commands(study: StudyFolder, shard: tuple[int, int], lock: Path) -> None:
     """The runs that can be made now, one command a line; those of later stages depend on what these find. The analysis
-    is registered before the commands of test runs are printed.
+    is registered before the commands of test runs are printed, with the lock of those who make runs of the shard.
     """
     for stage in STAGES:
         todo = study.to_do(stage, shard, retry=True)
         if todo and stage == "test" and study.plan.analysis is not None:
-            study.begin()
-            study.register()
+            with locked(lock):
+                study.begin()
+                study.register()
         for job in todo:
             print(shlex.join(job.command))
         if (stage == "base" or stage in WAITS_FOR.values()) and study.unfinished(stage):
