@@ -47,7 +47,8 @@ def judge(runs: DataFrame, arms: DataFrame, comparisons: Sequence[Pairs], measur
     num_registered = len(set(plan.registered.family or ()))
     judged: list[QuestionRow] = []
     for family in families.values():
-        judged += answer_family(family, num_registered)
+        num_declared = num_registered if family[0].family == "primary" else 0
+        judged += answer_family(family, num_declared)
     endpoints = [*TO_THE_TARGET, *LOSSES, *dict.fromkeys(row.endpoint for row in asked)]
     judged.sort(key=lambda row: (FAMILIES.index(row.family), endpoints.index(row.endpoint), row.order))
     return DataFrame([vars(row) for row in judged], columns=TESTS)
