@@ -115,10 +115,7 @@ def arms_of(
         own_keys = {key: given[key] for key in given if key not in ("tune", "conditions")}
         own = settings_of(own_keys, where, task)
         all_keys = {"algorithm": algorithm, **base, **condition, **own}  # what an entry of `exclude` may name
-        matching = []
-        for entry in excluded:
-            if all(all_keys.get(key) == entry[key] for key in entry):
-                matching.append(entry)
+        matching = [entry for entry in excluded if all(all_keys.get(key) == entry[key] for key in entry)]
         unmatched = [entry for entry in unmatched if entry not in matching]
         if matching:
             continue
@@ -293,12 +290,8 @@ def differing(settings: Iterable[GivenSettings], ignored: Set[str] = NOT_A_VARIA
     ['warmup']
     """
     of_arms = list(settings)
-    varying = []
-    for key in sorted(set().union(*of_arms) - ignored):
-        values = {str(each.get(key)) for each in of_arms}
-        if len(values) > 1:
-            varying.append(key)
-    return varying
+    keys = sorted(set().union(*of_arms) - ignored)
+    return [key for key in keys if len({str(each.get(key)) for each in of_arms}) > 1]
 
 
 def references_of(arms: Sequence[Arm], base: GivenSettings, algorithm: str) -> dict[str, str]:

@@ -281,9 +281,7 @@ class StudyFolder:
                 statuses.add(status)
                 if status in FINISHED:
                     _refuse_another_trial(folder, trial)
-                summary = read_summary(folder)
-                if summary.get("status") != DONE:
-                    summary = {}
+                summary = read_summary(folder) if status == DONE else {}
                 loss = summary.get("final_eval_loss")
                 metrics = summary.get("metrics") or {}
                 losses.append(loss)
@@ -396,14 +394,12 @@ class StudyFolder:
         plan = self.plan
         arms = []
         for arm in plan.arms:
-            num_workers, clock = arm.workers_and_clock
             arms.append(
                 PlannedArm(
                     arm.name,
                     arm.algorithm,
                     dict(arm.settings),
-                    num_workers,
-                    clock,
+                    *arm.workers_and_clock,
                     speeds=arm.settings.get("speeds"),
                     chosen=self.chosen.get(arm.name),
                     trials=self.tried[arm.name],
