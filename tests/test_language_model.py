@@ -39,6 +39,8 @@ def config():
         (lambda c: c["grid"]["threshold"].pop("gpt2"), "must give a loss for each model: gpt2, distilbert"),
         (lambda c: (c.pop("comparisons"), c.pop("grid")), "names neither comparisons nor a grid"),
         (lambda c: c["base"].update(batch_size=0), r"^arm workers/gpt2/single: --batch-size must be"),
+        (lambda c: c["models"].update({"google/bert": {}}), r"folder, so without a slash - at `key` in `\$.models`"),
+        (lambda c: c["comparisons"].update(grid=c["comparisons"]["workers"]), "grid is where the runs of the grid lie"),
     ],
 )
 def test_a_config_that_cannot_be_is_refused(change, message):
@@ -66,11 +68,18 @@ def made(folder, name, loss, rate, seed, status="DONE"):
         losses = [9.0, None, None]
         perplexity = None
     summary = {"schema": 2, "status": status, "mode": "single", "seed": seed, "num_workers": 1, "batch_size": 4}
-    summary |= {"num_samples": 100, "train_seconds": 100 / rate, "samples_per_second": rate}
-    summary |= {"num_parameters": 10, "data_fingerprint": "f00d", "init_sha256": f"{seed}"}
-    summary |= {"final_eval_loss": losses[-1], "metrics": {"perplexity": perplexity}}
-    summary["memory"] = {"leader": [2**30, 0], "workers": [[0, [2**30, 0]]]}
-    summary["throughput"] = {"tokens_per_second": 64 * rate, "model_flops_utilisation": 0.25}
+    summary |= {
+        "num_samples": 100,
+        "train_seconds": 100 / rate,
+        "samples_per_second": rate,
+        "num_parameters": 10,
+        "data_fingerprint": "f00d",
+        "init_sha256": f"{seed}",
+        "final_eval_loss": losses[-1],
+        "metrics": {"perplexity": perplexity},
+        "memory": {"leader": [2**30, 0], "workers": [[0, [2**30, 0]]]},
+        "throughput": {"tokens_per_second": 64 * rate, "model_flops_utilisation": 0.25},
+    }
     (path / "summary.json").write_text(json.dumps(summary))
     (path / "environment.json").write_text(json.dumps({"cpu": "a processor", "cores": 2, "device": "cpu"}))
     records = [{"kind": "header", "schema": 2, "task": "masked_lm", "better": {}}]
@@ -108,9 +117,8 @@ def arm_of(found, *place):
 
 
 def test_arms_are_judged_against_their_reference_on_the_same_seeds(folder):
-    single = arm_of(read(folder), "workers", "gpt2", "single")
-    sync = arm_of(read(folder), "workers", "gpt2", "sync")
-    worse = arm_of(read(folder), "workers", "gpt2", "async")
+    found = read(folder)
+    single, sync, worse = [arm_of(found, "workers", "gpt2", arm) for arm in ("single", "sync", "async")]
     assert single.word == ""
     assert sync.word == "equivalent"
     assert worse.word == "worse"
@@ -143,9 +151,10 @@ def test_arms_are_judged_against_their_reference_on_the_same_seeds(folder):
     ],
 )
 def test_a_margin_above_a_tenth_of_what_the_reference_gained_needs_a_reason(folder, change, word, told):
-    planned = json.loads((folder / "config.yaml").read_text())
+    file = folder / "config.yaml"
+    planned = json.loads(file.read_text())
     planned["comparisons"]["workers"] |= change
-    (folder / "config.yaml").write_text(json.dumps(planned))
+    file.write_text(json.dumps(planned))
     make_plan(planned)
     found = read(folder)
     assert arm_of(found, "workers", "gpt2", "sync").word == word
@@ -269,11 +278,12 @@ def test_the_page_of_every_study_is_that_of_the_special_report_that_its_config_n
     page = asyncsgd.load(folder).report().read_text()
     assert 'id="comparison-precision"' in page
     assert 'id="ways"' not in page
-    config = json.loads((folder / "config.yaml").read_text())
-    (folder / "config.yaml").write_text(json.dumps({**config, "report": "parallelism"}))
+    file = folder / "config.yaml"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "report": "parallelism"}))
     page = asyncsgd.load(folder).report().read_text()
     assert sorted(map(page.index, ('id="comparison-precision"', 'id="ways"', 'id="runs"')))
-    (folder / "config.yaml").write_text(json.dumps({**config, "report": "paralelism"}))
+    file.write_text(json.dumps({**config, "report": "paralelism"}))
     assert "config.yaml names the report paralelism, which is none of dose_response," in (
         asyncsgd.load(folder).report().read_text()
     )
@@ -294,7 +304,7 @@ def test_two_seeds_bear_no_verdict_and_what_is_in_no_number_is_printed_with_the_
     assert report([str(folder), "--out", str(tmp_path / "page.html")]) == 0
     assert "no verdict on the loss" in capsys.readouterr().out
     assert "2 seeds bear no verdict" in (tmp_path / "page.html").read_text()
-    (folder / "workers" / "gpt2" / "sync" / "s1" / "summary.json").write_text("{")
+    (folder / "workers/gpt2/sync/s1/summary.json").write_text("{")
     assert report([str(folder)]) == 0
     first, *_ = capsys.readouterr().out.partition("left out:\n")[2].splitlines()
     assert first.startswith("  workers/gpt2/sync/s1: UNREADABLE")

@@ -95,10 +95,7 @@ def summary_of(out, folder):
 
 def results_of(out):
     """What must be the same however the sweep was cut: parameters and samples of every run."""
-    folders = []
-    for run in plan_of(out).runs:
-        if (out / run.folder).exists():
-            folders.append(run.folder)
+    folders = [run.folder for run in plan_of(out).runs if (out / run.folder).exists()]
     keys = ("status", "parameters_sha256", "num_samples")
     return {folder: [summary_of(out, folder)[key] for key in keys] for folder in folders}
 

@@ -33,6 +33,8 @@ PositiveFloat = Annotated[float, Meta(gt=0)]
 PositiveInt = Annotated[int, Meta(ge=1)]
 StudyName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]*[A-Za-z0-9]$")]
 """The name of a study and of its folder below ``runs/``. Its last character is a letter or digit: it is no ``..``."""
+FolderName = Annotated[str, Meta(pattern="^(?![.]*$)[^/]+$")]
+"""The name of a folder: no slash, and no ``..``."""
 FolderPart = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]*$")]
 """A name that becomes a part of the name of a folder: no dash, which stands between parts."""
 Alpha = Annotated[float, Meta(gt=0, lt=0.5)]
@@ -211,10 +213,9 @@ class Config(AnyConfig, frozen=True, kw_only=True):
         seeds = (*self.seeds, *self.tuning.seeds, *self.pilots)
         why = ": a seed that chose the learning rate, or fixed the target, cannot test it"
         check_seeds("seeds, tuning.seeds and pilots", seeds, why)
-        largest_seed = max(seeds)
         limit = SEED_LIMIT // FINETUNE_SEEDS
-        if self.finetune is not None and largest_seed >= limit:
-            raise ValueError(f"seeds must be less than {limit} where there is finetune, got {largest_seed}")
+        if self.finetune is not None and max(seeds) >= limit:
+            raise ValueError(f"seeds must be less than {limit} where there is finetune, got {max(seeds)}")
         for key in ("base_model", "finetune"):
             if self.task != MASKED_LM and getattr(self, key) is not None:
                 raise ValueError(f"{key} is for task: {MASKED_LM}, got task: {self.task}; take {key} out")
@@ -256,7 +257,7 @@ class Comparison(Keys, frozen=True, kw_only=True):
     margin: PositiveFloat
     margin_reason: str = ""
     """As in `Analysis.margin_reasons`."""
-    arms: Annotated[dict[str, Settings], Meta(min_length=2)]
+    arms: Annotated[dict[FolderName, Settings], Meta(min_length=2)]
 
     def __post_init__(self) -> None:
         if self.reference not in self.arms:
@@ -282,11 +283,11 @@ class ComparisonsConfig(AnyConfig, frozen=True, kw_only=True):
     """The file of a study that compares arms after equal samples and tunes nothing; see docs/study.md."""
 
     name: StudyName
-    models: Annotated[dict[str, Settings], Meta(min_length=1)]
+    models: Annotated[dict[FolderName, Settings], Meta(min_length=1)]
     """By name: the task, and settings that take the place of those in `base`."""
     base: Settings = {}
     seeds: Seeds = (0,)
-    comparisons: dict[str, Comparison] = {}
+    comparisons: dict[FolderName, Comparison] = {}
     grid: TrainingGrid | None = None
 
     def __post_init__(self) -> None:
@@ -295,6 +296,8 @@ class ComparisonsConfig(AnyConfig, frozen=True, kw_only=True):
             raise ValueError(f"it names neither comparisons nor a grid; see {CONFIGS}")
         if self.grid is not None and set(self.grid.threshold) != set(self.models):
             raise ValueError(f"grid.threshold must give a loss for each model: {', '.join(self.models)}")
+        if self.grid is not None and "grid" in self.comparisons:
+            raise ValueError("comparisons: grid is where the runs of the grid lie; rename the comparison")
 
 
 class Rung(Keys, frozen=True, kw_only=True):
@@ -389,6 +392,7 @@ _OF_YAML = {
     "`float`": "a number",
     "`str`": "a text",
     "`bool`": "true or false",
+    "matching regex '^(?![.]*$)[^/]+$'": "that can be the name of a folder, so without a slash",
     "`null`": "nothing",
     "Object contains unknown field": "unknown key",
     "Object missing required field": "missing key",
