@@ -147,17 +147,18 @@ def question_of_numbers(ours: stats.Numbers, theirs: stats.Numbers, **fields: An
     return QuestionRow(**values_of(ours, theirs, list(range(len(ours)))), **fields)
 
 
-def answer_family(family: Sequence[QuestionRow], num_declared: int = 0) -> list[QuestionRow]:
+def answer_family(family: Sequence[QuestionRow], num_registered: int = 0) -> list[QuestionRow]:
     """Test the questions of one family together.
 
     The p of a row stays as it is beside its adjusted `p_holm`. The adjusted `p_equal` and `least_p` replace the raw
     ones: `least_p` then is what Holm's method makes of the smallest p that the number of pairs allows each row.
 
     Args:
-        num_declared: how many questions the family was declared to have. Those that are not here count as showing
-            nothing.
+        num_registered: questions of the registered family. Those that are not here count as showing nothing.
     """
-    missing = max(0, num_declared - len(family))
+    missing = 0
+    if family[0].family == "primary":
+        missing = max(0, num_registered - len(family))
     rows = [answer_alone(row, len(family) + missing) for row in family]
     for name, source in (("p_holm", "p"), ("p_equal", "p_equal"), ("least_p", "least_p")):
         values = [getattr(row, source) for row in rows]
@@ -309,9 +310,16 @@ def why_margin_refused(margin: float, gained: float, reason: str) -> str:
 
 
 def margin_in_words(row: Any, reference: str) -> str:
-    """The margin as a share of the reference's improvement, and its reason; empty where no word rests on it."""
-    if row.word not in ON_MARGIN or math.isnan(row.gained):
+    """The margin as a share of the reference's improvement, and its reason; empty where no word rests on it.
+
+    >>> question = question_of_numbers([0.1, -0.2, 0.3, -0.1, 0.2, -0.3, 0.1, -0.1], [0] * 8, margin=0.5)
+    >>> print(margin_in_words(*answer_family([question]), "sync"))
+    the improvement of sync is not known, so the margin of ±0.5 is used as it stands
+    """
+    if row.word not in ON_MARGIN:
         return ""
+    if math.isnan(row.gained):
+        return f"the improvement of {reference} is not known, so the margin of ±{row.margin:g} is used as it stands"
     share = f"{100 * row.margin / row.gained:.2g} % of the improvement of {reference}"
     because = f": {row.margin_reason}" if row.margin_reason else ""
     return f"the margin of ±{row.margin:g} is {share}{because}"

@@ -356,7 +356,7 @@ def details(row: Any, reference: str) -> list[str]:
         lines.append(row.refused)
     level = 1 - row.alpha  # of the share of seeds: it describes this comparison and is no test of the family
     if row.word in ON_MARGIN:
-        lines += filter(None, [margin_in_words(row, reference)])
+        lines.append(margin_in_words(row, reference))
         lines += [f"{what}: {_seeds_against(int(row.outside), row.n, 'outside the margin', level)}", T_TEST_ASSUMPTION]
     elif row.word in ("better", "worse"):
         other = "worse" if row.word == "better" else "better"
