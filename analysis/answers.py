@@ -147,18 +147,17 @@ def question_of_numbers(ours: stats.Numbers, theirs: stats.Numbers, **fields: An
     return QuestionRow(**values_of(ours, theirs, list(range(len(ours)))), **fields)
 
 
-def answer_family(family: Sequence[QuestionRow], num_registered: int = 0) -> list[QuestionRow]:
+def answer_family(family: Sequence[QuestionRow], num_declared: int = 0) -> list[QuestionRow]:
     """Test the questions of one family together.
 
     The p of a row stays as it is beside its adjusted `p_holm`. The adjusted `p_equal` and `least_p` replace the raw
     ones: `least_p` then is what Holm's method makes of the smallest p that the number of pairs allows each row.
 
     Args:
-        num_registered: questions of the registered family. Those that are not here count as showing nothing.
+        num_declared: how many questions the family was declared to have. Those that are not here count as showing
+            nothing.
     """
-    missing = 0
-    if family[0].family == "primary":
-        missing = max(0, num_registered - len(family))
+    missing = max(0, num_declared - len(family))
     rows = [answer_alone(row, len(family) + missing) for row in family]
     for name, source in (("p_holm", "p"), ("p_equal", "p_equal"), ("least_p", "least_p")):
         values = [getattr(row, source) for row in rows]
