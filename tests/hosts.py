@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import fcntl
 import heapq
+import json
 import os
 import random
 import select
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 from commands import until
@@ -248,6 +250,22 @@ class Hosts:
         if packet[0] >> 4 != 4 or address not in self.addresses:
             return None
         return self._devices[self.addresses.index(address)]
+
+
+def arrivals_of(all_hosts, host=0):
+    """The arrivals in the folder of a host, as far as they are written."""
+    path = all_hosts.folders[host] / "run" / "events.jsonl"
+    if not path.is_file():
+        return []
+    lines = path.read_text().splitlines(keepends=True)
+    records = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [record for record in records if record["kind"] == "arrival"]
+
+
+def counts_each_batch_once(all_hosts, num_batches, host=0):
+    """Whether each of so many batches has arrived, and none again."""
+    batches = Counter(tuple(batch) for record in arrivals_of(all_hosts, host) for batch in record["batches"])
+    return len(batches) == num_batches and set(batches.values()) == {1}
 
 
 def _tun_in(namespace, address):

@@ -2,12 +2,12 @@
 
 import json
 import sys
-from collections import Counter
 
 import hosts
 import pytest
 from commands import until
 from doors import marked
+from hosts import arrivals_of, counts_each_batch_once
 
 TOKEN = "0123456789abcdef" * 2
 REASON = hosts.why_not()
@@ -25,16 +25,6 @@ def words(gallery):
     return [hosts.SCRIPT, *flags.split(), "--evaluations", "1", "--run-dir", "run", *SLOWLY]
 
 
-def arrivals_of(all_hosts, host):
-    """The arrivals in the folder of a host, as far as they are written."""
-    path = all_hosts.folders[host] / "run" / "events.jsonl"
-    if not path.is_file():
-        return []
-    lines = path.read_text().splitlines(keepends=True)
-    records = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [record for record in records if record["kind"] == "arrival"]
-
-
 def number_by(all_hosts, host, worker):
     return sum(record["worker"] == worker for record in arrivals_of(all_hosts, host))
 
@@ -43,9 +33,7 @@ def ends_well(all_hosts, host, num_batches, *task):
     """The run in the folder of a host is DONE, counts each batch once, and replays bit for bit."""
     summary = json.loads((all_hosts.folders[host] / "run" / "summary.json").read_text())
     assert [summary["status"], summary["num_updates"]] == ["DONE", num_batches]
-    batches = Counter(batch for record in arrivals_of(all_hosts, host) for batch in map(tuple, record["batches"]))
-    assert len(batches) == num_batches
-    assert set(batches.values()) == {1}
+    assert counts_each_batch_once(all_hosts, num_batches, host)
     until(lambda: marked(all_hosts.mark) == [], "all processes end")
     replay = all_hosts.start(host, sys.executable, "-m", "asyncsgd", "replay", "run", *task)
     assert all_hosts.ended(replay) == 0, all_hosts.said(host)

@@ -5,12 +5,12 @@ import shutil
 import signal
 import sys
 import time
-from collections import Counter
 
 import hosts
 import pytest
 from commands import until
 from doors import ROOT, cli, marked
+from hosts import arrivals_of, counts_each_batch_once
 
 TOKEN = "0123456789abcdef" * 2
 REASON = hosts.why_not()
@@ -21,6 +21,16 @@ pytestmark = [
 SCRIPT = hosts.SCRIPT
 IN_TURNS = ["--rule", "ssp:slack=2"]
 """Nobody is done with the run before the workers of the other host have begun."""
+PREPARE = """
+    def prepare(self, seed, cache):
+        import time
+
+        print("prepares", flush=True)
+        time.sleep(20)
+        return self
+
+    def model"""
+"""A method more of a task, for `hosts.OWN_MODEL`."""
 
 
 @pytest.fixture
@@ -41,19 +51,15 @@ def summary_of(two, host=0):
     return json.loads((two.folders[host] / "run" / "summary.json").read_text())
 
 
-def arrivals_of(two):
-    lines = (two.folders[0] / "run" / "events.jsonl").read_text().splitlines()
-    return [record for record in map(json.loads, lines) if record["kind"] == "arrival"]
-
-
-def counts_each_batch_once(two, num_batches):
-    batches = Counter(tuple(batch) for record in arrivals_of(two) for batch in record["batches"])
-    return len(batches) == num_batches and set(batches.values()) == {1}
+def end_of(two, host=0):
+    """Wait for the end of the run, and return its status, how many workers it had and how many samples."""
+    until(lambda: (two.folders[host] / "run" / "summary.json").exists(), "the run ends", 240)
+    summary = summary_of(two, host)
+    return [summary[key] for key in ("status", "num_workers", "num_samples")]
 
 
 def has_trained(two, number=8):
-    path = two.folders[0] / "run" / "events.jsonl"
-    return path.exists() and path.read_text().count('"arrival"') >= number
+    return len(arrivals_of(two)) >= number
 
 
 @pytest.mark.slow
@@ -62,8 +68,7 @@ def test_workers_of_two_hosts_train_one_model_and_the_run_replays(flags, tmp_pat
         words = [*flags, *IN_TURNS, "--samples", "160"]
         started = two.torchrun(SCRIPT, *words, workers=(1, 2), tokens=(TOKEN, TOKEN))
         two.end_well(*started)
-        summary = summary_of(two)
-        assert [summary[key] for key in ("status", "num_workers", "num_samples", "num_updates")] == ["DONE", 3, 160, 40]
+        assert end_of(two) == ["DONE", 3, 160]
         arrived = arrivals_of(two)
         assert {record["worker"] for record in arrived} == {0, 1, 2}
         batches = [batch for record in arrived for batch in map(tuple, record["batches"])]
@@ -84,8 +89,7 @@ def test_a_script_with_a_model_of_one_s_own_trains_on_two_hosts(tmp_path):
             (folder / "mine.py").write_text(hosts.OWN_MODEL)
         started = two.torchrun("mine.py", workers=(1, 2), tokens=(TOKEN, TOKEN))
         two.end_well(*started)
-        summary = summary_of(two)
-        assert [summary[key] for key in ("status", "num_workers", "num_samples")] == ["DONE", 3, 240]
+        assert end_of(two) == ["DONE", 3, 240]
         assert {record["worker"] for record in arrivals_of(two)} == {0, 1, 2}
         replay = two.start(0, sys.executable, "-m", "asyncsgd", "replay", "run", "--task", "mine:Line")
         assert two.ended(replay) == 0, two.said(0)
@@ -128,15 +132,11 @@ def test_a_host_with_another_token_is_refused_on_both_sides(plane, tmp_path):
 @pytest.mark.slow
 def test_a_lost_host_takes_its_workers_along_and_nothing_else(plane, tmp_path):
     with hosts.Hosts(tmp_path) as two:
-        leader, _ = two.torchrun(*plane, "--samples", "1600", tokens=(TOKEN, TOKEN))
+        two.torchrun(*plane, "--samples", "1600", tokens=(TOKEN, TOKEN))
         until(lambda: has_trained(two), "the hosts train", 120)
         two.kill(1)
-        until(lambda: (two.folders[0] / "run" / "summary.json").exists(), "the run ends", 120)
-        time.sleep(1)
-        summary = summary_of(two)
-        assert (summary["status"], summary["num_samples"]) == ("DONE", 1600)
+        assert end_of(two) == ["DONE", 2, 1600]
         assert counts_each_batch_once(two, 400)
-        leader.send_signal(signal.SIGKILL)  # torchrun waits for minutes for the lost host
 
 
 @pytest.mark.slow
@@ -171,8 +171,7 @@ def test_where_the_leader_is_lost_the_run_goes_on_from_the_mirror(mode, gallery,
         _, other = two.torchrun(SCRIPT, *words.split(), *more.split(), tokens=(TOKEN, TOKEN))
         assert how_it_goes_on(two, other) == "python experiments/stilt_mlm.py --resume run"
         two.end_well(two.start(1, sys.executable, SCRIPT, "--resume", "run"))
-        summary = summary_of(two, host=1)
-        assert [summary[key] for key in ("status", "num_workers", "num_samples")] == ["DONE", 2, 2000]
+        assert end_of(two, host=1) == ["DONE", 2, 2000]
         if mode == "async":
             assert two.ended(two.start(1, sys.executable, "-m", "asyncsgd", "replay", "run")) == 0
             assert "identical" in two.said(1)
@@ -181,7 +180,7 @@ def test_where_the_leader_is_lost_the_run_goes_on_from_the_mirror(mode, gallery,
             alone = [*words.split(), *more.replace("--mirror 1 --run-dir run", "--run-dir alone --nproc 2").split()]
             assert two.ended(two.start(1, sys.executable, SCRIPT, *alone)) == 0, two.said(1)
             whole = json.loads((two.folders[1] / "alone" / "summary.json").read_text())
-            assert summary["parameters_sha256"] == whole["parameters_sha256"]
+            assert summary_of(two, host=1)["parameters_sha256"] == whole["parameters_sha256"]
 
 
 @pytest.mark.hosts
@@ -197,8 +196,7 @@ def test_where_the_leader_is_lost_a_script_of_one_s_own_goes_on_from_the_mirror(
         assert how_it_goes_on(two, other) == "the same script, where train is given folder='run' and resume=True"
         (two.folders[1] / "mine.py").write_text(script.replace('folder="run"', 'folder="run", resume=True'))
         two.end_well(two.start(1, sys.executable, "mine.py"))
-        summary = summary_of(two, host=1)
-        assert [summary[key] for key in ("status", "num_workers", "num_samples")] == ["DONE", 2, 4000]
+        assert end_of(two, host=1) == ["DONE", 2, 4000]
         replay = two.start(1, sys.executable, "-m", "asyncsgd", "replay", "run", "--task", "mine:Line")
         assert two.ended(replay) == 0
         assert "identical" in two.said(1)
@@ -214,9 +212,7 @@ def test_three_hosts_of_which_one_is_lost_and_one_has_other_instructions(flags, 
         leader, _, last = three.torchrun(SCRIPT, *words, workers=(1, 1, 2), tokens=tokens, variables=variables)
         until(lambda: has_trained(three), "the hosts train", 120)
         three.kill(1)
-        until(lambda: (three.folders[0] / "run" / "summary.json").exists(), "the run ends", 120)
-        summary = summary_of(three)
-        assert [summary[key] for key in ("status", "num_workers", "num_samples")] == ["DONE", 4, 800]
+        assert end_of(three) == ["DONE", 4, 800]
         assert counts_each_batch_once(three, 200)
         assert {record["worker"] for record in arrivals_of(three)} >= {0, 2, 3}
         environment = json.loads((three.folders[0] / "run" / "environment.json").read_text())
@@ -248,15 +244,31 @@ def test_a_cut_of_twenty_seconds_loses_nobody(flags, tmp_path):
 def test_a_host_that_is_cut_off_for_longer_than_the_deadline_is_lost_on_both_sides(flags, tmp_path):
     in_step = ["--rule", "ssp:slack=0", "--worker-deadline", "4"]
     with hosts.Hosts(tmp_path) as two:
-        leader, other = two.torchrun(SCRIPT, *flags, *in_step, "--samples", "8000", tokens=(TOKEN, TOKEN))
+        _, other = two.torchrun(SCRIPT, *flags, *in_step, "--samples", "8000", tokens=(TOKEN, TOKEN))
         until(lambda: has_trained(two), "the hosts train", 180)
         two.is_cut = True
         until(lambda: "rank 0 on 10.99.0.1 is lost (no sign of life for 4 s)" in two.said(1), "host 1 says so", 60)
         assert two.ended(other) != 0
-        until(lambda: (two.folders[0] / "run" / "summary.json").exists(), "the run ends", 240)
-        assert (summary_of(two)["status"], summary_of(two)["num_samples"]) == ("DONE", 8000)
+        assert end_of(two) == ["DONE", 2, 8000]
         assert "no sign of life for 4 s" in two.said(0)
-        leader.send_signal(signal.SIGKILL)  # torchrun waits for minutes for the lost host
+
+
+@pytest.mark.hosts
+@pytest.mark.parametrize("busy", [0, 1])
+def test_a_host_that_is_cut_off_while_the_run_is_prepared_is_lost_on_both_sides(busy, tmp_path):
+    two_workers = "Processes(2), hosts=asyncsgd.SeveralHosts(worker_deadline=4)"
+    script = hosts.OWN_MODEL.replace("Processes(3)", two_workers)
+    with hosts.Hosts(tmp_path) as two:
+        for folder in two.folders:
+            (folder / "mine.py").write_text(script)
+        (two.folders[busy] / "mine.py").write_text(script.replace("    def model", PREPARE))
+        two.torchrun("mine.py", tokens=(TOKEN, TOKEN))
+        until(lambda: "prepares" in two.said(busy), "the run is prepared", 120)
+        time.sleep(8)
+        assert "no sign of life" not in two.said(0) + two.said(1)  # the busy host lives
+        two.is_cut = True
+        for host in (0, 1):
+            until(lambda: "no sign of life for 4 s" in two.said(host), f"host {host} says so", 60)  # noqa: B023
 
 
 @pytest.mark.hosts
@@ -279,13 +291,13 @@ def test_synchronous_ranks_find_each_other_where_a_hosts_own_name_is_of_no_use(f
     with hosts.Hosts(tmp_path, by_debian=True) as two:
         started = two.torchrun(SCRIPT, *words, "--samples", "64", "--checkpoint-every", "4", workers=(1, 2))
         two.end_well(*started)
-        assert [summary_of(two)[key] for key in ("status", "mode", "num_workers")] == ["DONE", "sync", 3]
+        assert end_of(two) == ["DONE", 3, 64]
         assert "host 1 of 2: ranks 1 to 2; 10.99.0.1 leads, and has the run's folder" in two.said(1)
         assert two.said(1).count("from rank 0 (") == 2  # rows and tokenizer
         resumed = ["--mode", "sync", "--resume", "run", "--samples", "128"]
         started = two.torchrun(SCRIPT, *resumed, workers=(1, 2))
         two.end_well(*started)
-        assert [summary_of(two)[key] for key in ("status", "num_samples")] == ["DONE", 128]
+        assert end_of(two) == ["DONE", 3, 128]
         assert summary_of(two)["parameters_sha256"] == expected
         assert two.said(1).count("from rank 0 (") == 1  # the checkpoint
 

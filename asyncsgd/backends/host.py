@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import math
 import os
 import platform
+import threading
 import time
 from collections.abc import Callable
 from importlib import metadata
@@ -16,7 +18,7 @@ from torch import distributed as dist
 from asyncsgd import __version__
 from asyncsgd.backends.addresses import address_of_interface, address_towards
 from asyncsgd.backends.launch import Launch, PlaceOfHost
-from asyncsgd.backends.pair import Rendezvous
+from asyncsgd.backends.pair import Pair, Rendezvous
 from asyncsgd.core.awake import awake
 from asyncsgd.errors import RunError
 
@@ -31,16 +33,25 @@ class SignsOfLife:
     """How often hosts send signs of life, the messages `Alive`, and how long one may be silent."""
 
     deadline: float = _DEADLINE_SECONDS
-    """A host is lost after so many seconds without a sign of life."""
+    """A host is lost after so many seconds without a sign of life; infinite: none are sent."""
 
     @classmethod
-    def of(cls, worker_deadline: float | None) -> SignsOfLife:
+    def of(cls, worker_deadline: float | None, has_server: bool = True) -> SignsOfLife:
+        """Synchronous ranks, which have no server, send none."""
+        if not has_server:
+            return cls(math.inf)
         return cls() if worker_deadline is None else cls(worker_deadline)
 
     @property
     def interval(self) -> float:
         """The seconds between two signs of life."""
         return min(_MAX_INTERVAL_SECONDS, self.deadline / _MIN_SIGNS)
+
+    def through(self, pair: Pair) -> Pair:
+        """Exchange them through a pair from now on, and return it."""
+        if self.deadline < math.inf:
+            threading.Thread(target=pair.exchange_signs, args=(self.interval, self.deadline), daemon=True).start()
+        return pair
 
 
 def versions() -> dict[str, str]:

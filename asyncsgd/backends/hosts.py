@@ -8,17 +8,18 @@ Each other host has a pair with rank 0, beside those of its workers:
 
     host                        rank 0
     Hello           ->                     its name, workers, versions, hardware
+    Alive           <->         Alive      from now on every few seconds, also while the run is prepared
                     <-          Begin      settings, fingerprints of data and initial parameters, prepared folders
     Lacking         ->                     where it lacks some of these; their files come as vectors
     Prepared        ->                     it has the same; or Refused, with the reason
-    Alive           <->         Alive      every few seconds
+    Alive           ->                     which of its workers have ended
                     <-          Stop       all is over; or Unfinished, where the run is not done
     Stop            ->                     it has heard so
 
-From `Hosts.connect_workers` on, a host that is silent for too long is lost, and with it its workers. A host that does
-not hear from rank 0 ends its workers. Before, while the run is prepared, nobody sends `Alive`. A host that then
-vanishes without closing its connection is not noticed. Seconds in which a process stood still do not count in that
-process."""
+A host that is silent for too long is lost. While the run is prepared, such a host takes no part. From
+`Hosts.connect_workers` on, its workers are lost with it. A host that does not hear from rank 0 ends its workers.
+Seconds in which a process stood still do not count in that process. The pair of a mirror has signs of life of its own.
+Synchronous ranks send none."""
 
 from __future__ import annotations
 
@@ -89,8 +90,6 @@ class Hosts:
         self._mirror_host: int | None = None
         self.greetings: dict[int, Hello] = {}
         """Host -> its first message, in which it describes itself. Host 0, which is this one, is not in it."""
-        self._heard_at: dict[int, float] = {}
-        """Host -> when it has last sent a sign of life, on the clock `awake`."""
         self.is_unfinished = False
         """Whether the run is not done when all is over."""
         self._over = threading.Event()
@@ -101,7 +100,7 @@ class Hosts:
                 continue
             address = own_address(interface, there)
             self._rendezvous[host] = this_host.rendezvous(address, token)
-            self._links[host] = Pair(self._rendezvous[host], f"host{host}", serves=True)
+            self._links[host] = signs.through(Pair(self._rendezvous[host], f"host{host}", serves=True))
         patience = signs.deadline if this_host.is_elastic else math.inf
         for host, hello in self._answers((Hello,), check_stop, patience=patience):
             assert isinstance(hello, Hello)
@@ -140,7 +139,7 @@ class Hosts:
                 self._leave_out(host, f": {answer.reason}")
 
     def connect_workers(self, segment: Segment) -> dict[int, Link]:
-        """Connect the workers of the other hosts, and watch these hosts from now on.
+        """Connect the workers of the other hosts, which are lost with their hosts from now on.
 
         Returns:
             A link to each of these workers. The worker's gradient, and its effect on running statistics, are received
@@ -152,14 +151,13 @@ class Hosts:
                 if len(segment.statistics):
                     slot.append(segment.moved[worker])
                 self._workers[worker] = Pair(self._rendezvous[host], f"worker{worker}", serves=True, slot=slot)
-        self._heard_at = dict.fromkeys(self._links, awake())
         self._thread = threading.Thread(target=self._watch, name="hosts", daemon=True)
         self._thread.start()
         return dict(self._workers)
 
     def mirror(self, host: int) -> Pair:
         """A pair with another host for copies of checkpoints; see `asyncsgd.backends.mirror`."""
-        self._mirror = Pair(self._rendezvous[host], mirror.PAIR, serves=True)
+        self._mirror = self._signs.through(Pair(self._rendezvous[host], mirror.PAIR, serves=True))
         self._mirror_host = host
         return self._mirror
 
@@ -301,43 +299,33 @@ class Hosts:
             send_files(folders[number], self._links[host].deliver)
 
     def _watch(self) -> None:
-        """Send signs of life and look for those of the hosts, until all is over."""
+        """Look which hosts are lost, until all is over."""
         while not self._over.wait(self._signs.interval):
             for host in list(self._links):
-                reason = self._exchange_signs(host)
-                if reason is not None:
-                    self._lose(host, reason)
+                try:
+                    self._hear(host)
+                except Gone as gone:
+                    self._lose(host, gone)
 
-    def _exchange_signs(self, host: int) -> str | None:
-        """Send a host a sign of life and read those that it has sent. Return why it is lost; None: it lives."""
+    def _hear(self, host: int) -> None:
+        """Give up the pairs of the workers that have ended, for the case that gloo has not noticed it.
+
+        Raises:
+            Gone: if the host is lost.
+        """
         link = self._links[host]
-        try:
-            link.send(Alive())
-            while link.is_readable():
-                message = link.receive()
-                self._heard_at[host] = awake()
-                if isinstance(message, Alive):
-                    self._give_up_workers(host, message)
-        except Gone as gone:
-            return str(gone)
-        if awake() - self._heard_at[host] > self._signs.deadline:
-            return f"no sign of life for {self._signs.deadline:g} s"
-        return None
+        while link.is_readable():
+            message = link.receive()
+            if isinstance(message, Alive):
+                for worker, how in message.ended:
+                    if worker in self._workers and self.host_of(worker) == host:
+                        self._workers[worker].give_up(how)
 
-    def _give_up_workers(self, host: int, alive: Alive) -> None:
-        """Give up the pairs of the workers that have ended, for the case that gloo has not noticed it."""
-        for worker, how in alive.ended:
-            if worker in self._workers and self.host_of(worker) == host:
-                self._workers[worker].give_up(how)
-
-    def _lose(self, host: int, reason: str) -> None:
+    def _lose(self, host: int, reason: Gone) -> None:
         hello = self.greetings[host]
         del self._links[host]
-        lost = f"its host {hello.host} is lost: {reason}"
         for worker in range(hello.first_worker, hello.first_worker + hello.num_workers):
-            self._workers[worker].give_up(lost)
-        if self._mirror is not None and host == self._mirror_host:
-            self._mirror.give_up(lost)
+            self._workers[worker].give_up(f"its host {hello.host} is lost: {reason}")
 
 
 def _has_left(link: Pair) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import functools
 import socket
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
@@ -13,10 +13,8 @@ from typing import Any
 from asyncsgd.backends import mirror
 from asyncsgd.backends.copies import ListedFolder, found_here, receive
 from asyncsgd.backends.host import SignsOfLife, ThisHost, name_of_address, own_address, versions
-from asyncsgd.backends.link import Alive, Begin, Gone, Hello, Lacking, Prepared, Refused, Stop, Unfinished
+from asyncsgd.backends.link import Alive, Begin, Gone, Hello, Lacking, Prepared, Refused, Stop
 from asyncsgd.backends.pair import Pair
-from asyncsgd.core.awake import awake
-from asyncsgd.core.limits import POLL_SECONDS
 from asyncsgd.errors import RunError
 
 
@@ -37,7 +35,7 @@ class Member:
         address = own_address(interface, this_host.leader)
         self.rendezvous = this_host.rendezvous(address, token)
         self.rendezvous.open().set(name_of_address(this_host.number), address)
-        self._link = Pair(self.rendezvous, f"host{this_host.number}", serves=False)
+        self._link = signs.through(Pair(self.rendezvous, f"host{this_host.number}", serves=False))
         hello = Hello(socket.gethostname(), this_host.first_worker, this_host.num_workers, versions(), hardware)
         self._link.send(hello)
 
@@ -82,13 +80,14 @@ class Member:
                 places[folder.path] = here
         if not lacking:
             return places
+        take = functools.partial(self._link.until_given_up, self._link.receive_vector)
         try:
             self._link.send(Lacking(tuple(lacking)))
             for number in lacking:
                 folder = folders[number]
                 size = f"{len(folder.files)} files, {folder.num_bytes / 1e6:.1f} MB"
                 tell(f"host {self.this_host.number}: receives {Path(folder.path).name} from rank 0 ({size})")
-                places[folder.path] = receive(folder, cache, self._link.receive_vector)
+                places[folder.path] = receive(folder, cache, take)
         except Gone as gone:
             raise RunError(f"rank 0 on {self.this_host.leader} does not begin: {gone}") from gone
         return places
@@ -97,43 +96,36 @@ class Member:
         """Send rank 0 an answer, and wait until it is sent. Nothing happens if rank 0 is gone."""
         with contextlib.suppress(Gone):
             self._link.send(message)
-            self._link.flush()
+            self._link.until_given_up(self._link.flush)
 
     def mirror(self) -> Pair:
         """The pair with rank 0 through which copies of checkpoints come."""
-        return Pair(self.rendezvous, mirror.PAIR, serves=False)
+        return self._signs.through(Pair(self.rendezvous, mirror.PAIR, serves=False))
 
     def stay(self, left: Callable[[], str], how_it_ended: Callable[[int, float], str | None]) -> bool:
-        """Exchange signs of life with rank 0, and return when it lets this host go; whether the run is done.
+        """Tell rank 0 which workers have ended, and return when it lets this host go; whether the run is done.
 
         Args:
             left: says what is left of the run if rank 0 is lost.
-            how_it_ended: that of the host's `ChildProcesses`. Rank 0 is told which workers have ended, since gloo does
-                not always notice it.
+            how_it_ended: that of the host's `ChildProcesses`. Gloo does not always notice that a worker has ended.
 
         Raises:
             RunError: if rank 0 is lost.
         """
-        heard = awake()
-        sent = -math.inf
         ended: tuple[tuple[int, str], ...] = ()
         while True:
             try:
-                if awake() - sent > self._signs.interval:
-                    # Those that had ended at the sign before: their last messages have come by now.
-                    self._link.send(Alive(ended))
-                    ended = self._ended(how_it_ended)
-                    sent = awake()
-                if wait([self._link.fileno()], POLL_SECONDS):
-                    message = self._link.receive()
-                    if isinstance(message, Stop | Unfinished):
-                        self.answer(Stop())
-                        return isinstance(message, Stop)
-                    heard = awake()
+                # Those that had ended at the sign before: their last messages have come by now.
+                self._link.send(Alive(ended))
+                ended = self._ended(how_it_ended)
+                if wait([self._link.fileno()], self._signs.interval):
+                    last_word = self._link.receive()
+                    self.answer(Stop())
+                    return isinstance(last_word, Stop)
             except Gone as gone:
-                raise RunError(self._lost(str(gone), left())) from gone
-            if awake() - heard > self._signs.deadline:
-                raise RunError(self._lost(f"no sign of life for {self._signs.deadline:g} s", left()))
+                raise RunError(
+                    f"rank 0 on {self.this_host.leader} is lost ({gone}), and with it the run; {left()}"
+                ) from gone
 
     def _ended(self, how_it_ended: Callable[[int, float], str | None]) -> tuple[tuple[int, str], ...]:
         ended = []
@@ -142,6 +134,3 @@ class Member:
             if how is not None:
                 ended.append((worker, how))
         return tuple(ended)
-
-    def _lost(self, reason: str, left: str) -> str:
-        return f"rank 0 on {self.this_host.leader} is lost ({reason}), and with it the run; {left}"

@@ -17,7 +17,7 @@ import multiprocessing
 import os
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -27,7 +27,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from asyncsgd.backends import seal
-from asyncsgd.backends.link import Gone, GradientFollows, Inherited, Link, Stop, encode
+from asyncsgd.backends.link import Alive, Gone, GradientFollows, Inherited, Link, Stop, encode
 from asyncsgd.backends.segment import Segment
 
 LOOPBACK = "127.0.0.1"
@@ -50,7 +50,9 @@ _MAX_POSTED = 4096
 _PIECE_ELEMENTS = 1 << 20
 """So many elements of a vector have one tag. While a piece is checked, the next one is received."""
 _LOOK_SECONDS = 0.2
-"""How often `deliver` looks whether the pair has been given up."""
+"""How often `until_given_up` looks whether the pair has been given up."""
+_ALIVE = encode(Alive())
+"""A sign of life that says no more. Nobody needs to receive it."""
 _PROOF = b"asyncsgd"
 """The first message that has a tag."""
 _OTHER_TOKEN = "it does not prove that it has the token; give all hosts the same one, or all --trust-network"
@@ -134,6 +136,8 @@ class Pair(Link):
         self._has_met = threading.Event()
         """Set when the other end has come, or is known to be gone."""
         self._is_given_up = threading.Event()
+        self._has_heard = False
+        """Whether the other end has sent or taken anything since `exchange_signs` looked."""
         self._lock = threading.Lock()
         self._early: list[bytes] = []  # messages for a peer that is not there yet
         self._posted: collections.deque[tuple[Any, Tensor]] = collections.deque()
@@ -158,19 +162,45 @@ class Pair(Link):
         """
         self._has_met.wait()
         self.send_vector(vector)
-        # Gloo may wait for ever for a host that was cut off, so a thread waits that can be left behind.
-        sending = threading.Thread(target=self._flush_or_give_up, daemon=True, name=f"{self._name} sends")
-        sending.start()
-        while sending.is_alive() and not self._is_given_up.is_set():
-            sending.join(_LOOK_SECONDS)
+        self.until_given_up(self.flush)
+
+    def until_given_up(self, call: Callable[..., None], *arguments: Tensor) -> None:
+        """Make a call of this pair that waits for gloo, which may wait for ever for a host that was cut off: it is made
+        in a thread that can be left behind.
+
+        Raises:
+            Gone: if the other end is gone, or the pair has been given up.
+        """
+
+        def make() -> None:
+            try:
+                call(*arguments)
+            except Gone as gone:
+                self.give_up(str(gone))
+
+        waiting = threading.Thread(target=make, daemon=True)
+        waiting.start()
+        while waiting.is_alive() and not self._is_given_up.is_set():
+            waiting.join(_LOOK_SECONDS)
         if self._is_given_up.is_set():
             raise Gone(self.ended)
 
-    def _flush_or_give_up(self) -> None:
-        try:
-            self.flush()
-        except Gone as gone:
-            self.give_up(str(gone))
+    def exchange_signs(self, interval: float, deadline: float) -> None:
+        """Send a sign of life every `interval` seconds, and give the pair up where the other end, once it has come, is
+        silent for `deadline` seconds; to be called at both ends, in a thread of its own. It returns when the pair has
+        been given up. What has come or gone of a vector is a sign too, since signs wait behind it."""
+        self._has_met.wait()
+        # Looks are counted, and not seconds of a clock: those in which this process stood still count for nobody.
+        silent = 0.0
+        while not self._is_given_up.wait(interval):
+            silent += interval
+            if self._has_heard:
+                self._has_heard = False
+                silent = 0.0
+            if silent >= deadline:
+                self.give_up(f"no sign of life for {deadline:g} s")
+            with contextlib.suppress(Gone):
+                self.send(Alive())
 
     def receive_vector(self, vector: Tensor) -> None:
         """Wait for the next vector, and write it into `vector` as it comes. If this raises, `vector` must not be used.
@@ -191,6 +221,7 @@ class Pair(Link):
         try:
             while self._posted:
                 self._posted.popleft()[0].wait()
+                self._has_heard = True
         except RuntimeError as error:
             raise Gone(self.ended) from error
 
@@ -207,7 +238,8 @@ class Pair(Link):
             self.send(Stop())
 
     def give_up(self, reason: str) -> None:
-        """Make `receive` and `deliver` at this end raise `Gone` with this reason. May be called from any thread."""
+        """Make `receive` and `until_given_up` at this end raise `Gone` with this reason. May be called from any
+        thread."""
         self.ended = reason
         self._is_given_up.set()
         self._has_met.set()
@@ -270,7 +302,7 @@ class Pair(Link):
                 if self._slot and payload == encode(GradientFollows()):
                     for vector in self._slot:
                         self.receive_vector(vector)
-                else:
+                elif payload != _ALIVE:
                     self._handed_on.send_bytes(payload)
             # Before this thread leaves the group: what a group that is gone was sending is waited for in vain.
             with contextlib.suppress(Gone):
@@ -335,6 +367,7 @@ class Pair(Link):
         while len(content) < _LENGTH.size + length + seal_bytes:
             frame = torch.empty(_FRAME_BYTES, dtype=torch.uint8)
             self._held_group().recv([frame], self._peer, _MESSAGE_CHANNEL).wait()
+            self._has_heard = True
             content += frame.numpy().tobytes()
             (length,) = _LENGTH.unpack_from(content)
             if length > _MAX_MESSAGE_BYTES:
@@ -355,6 +388,7 @@ class Pair(Link):
             works.append((piece, work, tag, tag_work))
         for piece, work, tag, tag_work in works:
             work.wait()
+            self._has_heard = True
             if self._receiving is not None and tag_work is not None:
                 tag_work.wait()
                 self._receiving.check(_VECTOR_CHANNEL, _bytes_of(piece), tag.numpy().tobytes())

@@ -255,7 +255,7 @@ class _Attempt:
             _check_mirror(output.mirror, this_host)
         # torch.distributed, which synchronous ranks use, knows no token: their network is trusted.
         token = token_of(output) if has_server else TRUSTED
-        signs = SignsOfLife.of(output.worker_deadline)
+        signs = SignsOfLife.of(output.worker_deadline, has_server)
         tell = silent if self._asked.quiet else say
         return Hosts(this_host, token, output.interface, signs, self._stop_request.check, tell)
 

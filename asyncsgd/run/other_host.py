@@ -259,7 +259,7 @@ def _introduce(this_host: ThisHost, what: str) -> None:
 
 
 def _member(run: Run, this_host: ThisHost, token: bytes) -> Member:
-    signs = SignsOfLife.of(run.output.worker_deadline)
+    signs = SignsOfLife.of(run.output.worker_deadline, run.runtime.has_server)
     return Member(this_host, token, run.output.interface, signs, hardware(run.device))
 
 

@@ -131,24 +131,19 @@ def test_a_copy_that_cannot_be_written_is_told_and_the_next_one_is_whole(run, tm
 
 def test_a_lost_mirror_is_told_once_and_the_run_goes_on(run, tmp_path):
     said = []
-    rendezvous = Rendezvous(str(run.parent))
-    link = Pair(rendezvous, PAIR, serves=True)
-    sender = Sender(link, 1, run, said.append)
-    link.give_up("its host h1 is lost: no sign of life for 60 s")
-    for state in checkpoints_of(run):
-        sender.send(state)
+    with mirrored(run, run.parent / "copy", said) as (sender, _):
+        sender._link.give_up("no sign of life for 60 s")
+        for state in checkpoints_of(run):
+            sender.send(state)
     (line,) = said
-    assert "its host h1 is lost: no sign of life for 60 s; no more copies are made" in line
+    assert "no sign of life for 60 s; no more copies are made" in line
 
 
 @pytest.mark.parametrize("name", ["../settings.yaml", "/tmp/settings.yaml", "checkpoints/../../a.json", "a.py"])
 def test_a_mirror_writes_files_of_a_run_and_no_others(name, tmp_path):
     copy = tmp_path / "in" / "copy"
-    rendezvous = Rendezvous(str(tmp_path))
-    leader = Pair(rendezvous, PAIR, serves=True)
-    link = Pair(rendezvous, PAIR, serves=False)
-    with own(copy) as events:
-        Keeper(link, copy, events).start()
+    with mirrored(tmp_path / "run", copy, []) as (sender, _):
+        leader = sender._link
         for wanted, parts in ((Refused, [PartOfFile(name, 0, 4)]), (CopyDone, [])):
             leader.send(Copy("000000000016", tuple(parts), ()))
             for _ in parts:
@@ -159,11 +154,8 @@ def test_a_mirror_writes_files_of_a_run_and_no_others(name, tmp_path):
 
 def test_records_that_do_not_belong_behind_what_is_there_are_refused(tmp_path):
     copy = tmp_path / "copy"
-    rendezvous = Rendezvous(str(tmp_path))
-    leader = Pair(rendezvous, PAIR, serves=True)
-    link = Pair(rendezvous, PAIR, serves=False)
-    with own(copy) as events:
-        Keeper(link, copy, events).start()
+    with mirrored(tmp_path / "run", copy, []) as (sender, _):
+        leader = sender._link
         leader.send(Copy("000000000016", (PartOfFile("events.jsonl", 5, 4),), ()))
         leader.deliver(torch.zeros(4, dtype=torch.uint8))
         answer = leader.receive()

@@ -608,6 +608,21 @@ def test_who_delivers_to_an_end_that_receives_nothing_goes_on_when_the_pair_is_g
     assert other_end.is_readable() is False
 
 
+def test_what_comes_of_a_vector_is_a_sign_of_life_and_whoever_waits_for_more_of_it_hears_of_the_silence(tmp_path):
+    rendezvous = Rendezvous(met_in(tmp_path))
+    member = SignsOfLife(deadline=1.0).through(Pair(rendezvous, "host1", serves=False))
+    silent = Pair(rendezvous, "host1", serves=True)
+    silent.send(Stop())
+    member.receive()  # the pair is open now
+    vector = torch.zeros(8)
+    for _ in range(8):
+        time.sleep(0.25)
+        silent.send_vector(vector)
+        member.until_given_up(member.receive_vector, vector)
+    with pytest.raises(Gone, match="no sign of life for 1 s"):
+        member.until_given_up(member.receive_vector, vector)
+
+
 def test_a_worker_of_another_host_that_has_ended_is_lost_also_where_its_pair_does_not_notice():
     """Two hosts in this process: the worker's end of the pair lives, and its host says that its process was killed."""
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
