@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 
 import matplotlib.colors
 import matplotlib.image
@@ -71,6 +72,7 @@ def test_the_picture_has_in_each_row_the_colours_of_what_it_did_in_their_order(r
         ("runs/first --begin 99", "--begin 99 is outside the run, which trained for 12.0 seconds"),
         ("runs", "runs holds no run: it has no events.jsonl"),
         ("second", "second is no folder, and no run in runs/ begins so"),
+        ("there/last", "there/last is no folder, and there is no run in there/ yet"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(line, said, run):
@@ -90,6 +92,8 @@ def test_a_run_is_named_by_the_beginning_of_its_name_or_as_the_last(run):
     assert last.splitlines()[0] == "runs/first/timeline.json"
     said = "error: fi is no folder, and these runs begin so: runs/fist, runs/first; type more of one\n"
     assert cli("analysis.timeline fi").err == said
+    shutil.copytree(run, "runs/first-2")
+    assert cli("analysis.timeline first").out == whole
 
 
 @pytest.mark.parametrize("key", ["worker", "train_seconds", "apply_seconds", "pull_seconds", "dispatch"])

@@ -31,8 +31,8 @@ DISCARDED = "events.discarded.jsonl"
 
 
 def find_run(name: str | Path) -> Path:
-    """The folder of the run that a command names: by its path or name in ``runs/``, or the beginning of one, if no
-    other run begins so; ``last`` is the run in ``runs/`` that was written to last.
+    """The folder of the run that a command names: by its path or name in ``runs/``, or else the beginning of one, if
+    no other run begins so; ``last`` is the run in ``runs/`` that was written to last.
 
     Raises:
         UsageError: if no run begins so, or several.
@@ -42,9 +42,13 @@ def find_run(name: str | Path) -> Path:
         return path
     parent = RUNS if path.parent == Path() else path.parent
     runs = sorted(parent.glob(f"*/{EVENTS}"), key=lambda events: events.stat().st_mtime)
-    if str(name) == "last" and runs:
+    if not runs:
+        raise UsageError(f"{name} is no folder, and there is no run in {parent}/ yet")
+    if str(name) == "last":
         return runs[-1].parent
     found = [events.parent for events in runs if events.parent.name.startswith(path.name)]
+    if parent / path.name in found:
+        return parent / path.name
     if len(found) == 1:
         return found[0]
     begin_so = f"these runs begin so: {', '.join(map(str, found))}; type more of one"
