@@ -15,6 +15,7 @@ from stopped_runs import SAMPLES, checkpointed, log, sealed, sha256, train
 
 find = importlib.import_module("asyncsgd.core.checkpoints").find
 read_summary = importlib.import_module("asyncsgd.run.choose_folder").read_summary
+status_of = importlib.import_module("asyncsgd.studies.runner").status_of
 sync = os.fsync
 
 
@@ -190,6 +191,18 @@ def test_a_run_whose_records_are_lost_is_not_done(damage, tmp_path):
     assert run.status == "UNREADABLE"
     assert run.usable is False
     assert run.left_out.startswith("UNREADABLE: events.jsonl") or "the last line of events.jsonl" in run.left_out
+
+
+@pytest.mark.parametrize("name", ["settings.yaml", "environment.json"])
+def test_a_study_makes_a_finished_run_again_whose_settings_or_environment_are_torn(name, tmp_path):
+    path = tmp_path / "run"
+    train(path)
+    assert status_of(path) == "DONE"
+    file = path / name
+    file.write_bytes(file.read_bytes()[:-9].rstrip() + b": [")
+    assert status_of(path) == "UNREADABLE"
+    (run,) = asyncsgd.load(tmp_path).runs.itertuples()
+    assert run.status == "UNREADABLE"
 
 
 def test_a_summary_of_an_earlier_version_is_read_as_it_is(tmp_path):

@@ -89,7 +89,7 @@ class Registration(Struct, kw_only=True):
     """The target loss of every reference arm."""
     budget_seconds: dict[str, float] = {}
     look_samples: dict[str, int] = {}
-    """Reference arm -> the setting `evaluate_at` of the test runs of its group."""
+    """Reference arm -> the setting `evaluate_at` of the test runs of its group, where the config names none."""
     target_from: str | None = None
     pilots: dict[str, dict[str, float]] = {}
     """Reference arm -> its number of pilots, `runs`, and the medians of their first and lowest losses."""

@@ -23,12 +23,13 @@ from asyncsgd.backends.launch import Launch, end_with_parent
 from asyncsgd.core.signals import StopRequest
 from asyncsgd.errors import UsageError
 from asyncsgd.records.best_effort import best_effort
-from asyncsgd.records.events import FAILED, FINISHED, INTERRUPTED
+from asyncsgd.records.events import FAILED, FINISHED, INTERRUPTED, UNREADABLE
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.records.trackers import Identity, names_in
 from asyncsgd.records.tracking import Tracking
 from asyncsgd.run.choose_folder import CHECKPOINTS, open_run_folder, read_summary, set_aside
 from asyncsgd.settings.task import task_flags
+from asyncsgd.settings.yaml_reader import read_of_run
 from asyncsgd.studies.arms import Loop, flags_of
 from asyncsgd.studies.config import GivenSettings, words_of_score
 from asyncsgd.studies.progress import Progress, RunKind
@@ -137,8 +138,15 @@ class PlannedJob:
 
 def status_of(path: Path) -> str:
     """The status in a run's summary. Without a summary it is `NOT_STARTED`, or INTERRUPTED for a run that was
-    killed."""
+    killed. A finished run with a torn settings.yaml or environment.json is `UNREADABLE`, as it is for a report."""
     status = read_summary(path).get("status")
+    if status in FINISHED:
+        for name in ("settings.yaml", "environment.json"):
+            try:
+                if (path / name).exists():
+                    read_of_run(path, name)
+            except UsageError:
+                return UNREADABLE
     if status:
         return str(status)
     return INTERRUPTED if _has_begun(path) else NOT_STARTED
