@@ -177,11 +177,16 @@ class Pair(Link):
                 call(*arguments)
             except Gone as gone:
                 self.give_up(str(gone))
+            except Exception as error:
+                raised.append(error)
 
+        raised: list[Exception] = []
         waiting = threading.Thread(target=make, daemon=True)
         waiting.start()
         while waiting.is_alive() and not self._is_given_up.is_set():
             waiting.join(_LOOK_SECONDS)
+        if raised:
+            raise raised[0]
         if self._is_given_up.is_set():
             raise Gone(self.ended)
 

@@ -305,7 +305,9 @@ class ProcessBackend:
             for worker in self._waiting_to_step:
                 self._send(worker, Proceed())
             self._waiting_to_step.clear()
-        for worker in [worker for worker in self._unsent if worker not in self._computing]:
+        # On the clock of the training, a worker whose gradient is held back still computes it.
+        busy = self._computing.union(worker for _, worker, _ in self._late_arrivals)
+        for worker in [worker for worker in self._unsent if worker not in busy]:
             self._send_work(self._unsent.pop(worker))
 
     def _send_work(self, work: Work) -> None:

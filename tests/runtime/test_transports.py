@@ -222,6 +222,19 @@ def test_an_evaluation_that_waits_for_a_worker_costs_no_training_seconds_and_bri
     assert slow.flight_seconds >= 0.45  # of training: as long as without an evaluation
 
 
+def test_a_worker_whose_gradient_is_abandoned_during_an_evaluation_is_not_sooner_at_its_next_one(tmp_path):
+    """Every round of the quick worker takes two dispatches and abandons the gradient of the slow one."""
+    segment = Segment(4, 2)
+    ends = [joined(WAYS[0], segment, number, tmp_path) for number in range(2)]
+    slow = {}
+    for number, (seconds, seen) in enumerate(((0.01, {}), (0.5, slow))):
+        Worker(ends[number][1], number, 4, seen, Lasting(seconds))
+    links = {number: ours for number, (ours, _) in enumerate(ends)}
+    _, _, records = trained(links, segment, None, KSync(quorum=1), seconds=0.8, evaluations=8)
+    versions = [record.version for record in records if isinstance(record, Evaluation)]  # at 0 s, 0.1 s, 0.2 s, ...
+    assert sorted(slow)[1] // 2 >= versions[4]
+
+
 class InterruptedCopy:
     """A vector that is written half by half, and between the halves of the first copy the server makes a step."""
 
