@@ -228,11 +228,11 @@ def of_arm(runs: DataFrame, comparison: str, model: str, arm: str) -> DataFrame:
 
 
 def _rows_of_comparison(runs: DataFrame, name: str, declared: Declared, models: list[str]) -> list[Columns]:
-    """The rows of one comparison. Their p are corrected for all of its arms, of all models, but for those whose
-    differences do not vary: an arm whose loss is not judged counts as showing nothing.
+    """The rows of one comparison. Their p are corrected for all of its arms that have runs, of all models, but for
+    those whose differences do not vary. An arm whose loss is not judged counts as showing nothing.
     """
     rows = []
-    num_declared = len(models) * (len(declared["arms"]) - 1)
+    num_compared = 0
     judged_rows = []
     questions = []
     for model, arm in itertools.product(models, declared["arms"]):
@@ -253,12 +253,13 @@ def _rows_of_comparison(runs: DataFrame, name: str, declared: Declared, models: 
             of_this_arm.loc[seeds], of_reference.loc[seeds], allowed_differences, declared
         )
         row |= cells
+        is_constant = question is None and "difference" in cells
+        if not is_constant:
+            num_compared += 1
         if question is not None:
             judged_rows.append(row)
             questions.append(question)
-        elif "difference" in cells:  # which does not vary
-            num_declared -= 1
-    _judge(judged_rows, questions, num_declared)
+    _judge(judged_rows, questions, num_compared)
     return rows
 
 
@@ -279,11 +280,11 @@ def _without_reference(own: DataFrame, declared: Declared) -> Columns:
     return row | _costs(alive)
 
 
-def _judge(rows: list[Columns], questions: list[QuestionRow], num_declared: int) -> None:
+def _judge(rows: list[Columns], questions: list[QuestionRow], num_compared: int) -> None:
     """Answer the questions of the arms of one comparison, which are a family, in their rows."""
     if not rows:
         return
-    for row, judged in zip(rows, answer_family(questions, num_declared), strict=True):
+    for row, judged in zip(rows, answer_family(questions, num_compared), strict=True):
         row["p_holm"] = judged.p_holm
         row["word"] = judged.word
         if judged.margin > MAX_UNEXPLAINED_SHARE * judged.gained:

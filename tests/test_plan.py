@@ -214,12 +214,6 @@ def test_a_control_arm_keeps_its_samples_and_is_not_in_the_primary_family():
     assert plan.arm("small-w4-virtual").settings["batch_size"] == 2
 
 
-def test_an_arm_without_a_reference_does_not_count_in_the_primary_family():
-    config = copy.deepcopy(FULL)
-    config["algorithms"]["big"] = {"mode": "async", "batch_size": 32}
-    assert make_plan(config).family == make_plan(FULL).family
-
-
 def test_fine_tuning_starts_every_arm_of_a_block_and_the_baseline_with_one_seed():
     plan = make_plan(FULL)
     names = {arm.name for arm in plan.arms} | {"baseline"}

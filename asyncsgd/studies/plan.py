@@ -310,9 +310,7 @@ def make_plan(given: GivenSettings, name: str = "the config") -> StudyPlan:
         condition = (analysis.primary.num_workers, analysis.primary.clock)
         not_in_family = (analysis.reference, analysis.control)
         of_condition = [arm for arm in arms if arm.workers_and_clock == condition]
-        # an arm without a reference, such as one with another batch size, is compared with none
-        has_reference = references_of(arms, base, analysis.reference)
-        family = [arm.name for arm in of_condition if arm.algorithm not in not_in_family and arm.name in has_reference]
+        family = [arm.name for arm in of_condition if arm.algorithm not in not_in_family]
         timed_by = _timed_by(arms, base, analysis, config)
     runs = runs_of(config, arms, base_model, finetune, analysis, chain)
     plan = StudyPlan(
