@@ -376,7 +376,7 @@ def _read_state(file: IO[bytes], device: str | torch.device, rule_module: str) -
         return torch.load(file, map_location=device, weights_only=True)["state"]
 
 
-_NO_STATE = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, EOFError)
+_NO_STATE = (RuntimeError, MemoryError, ValueError, KeyError, TypeError, AttributeError, IndexError, EOFError)
 """What torch raises at a file that has the right hash and is no state. Some of these also say that memory does not
 suffice; `is_out_of_memory` tells the two apart."""
 
