@@ -17,7 +17,7 @@ from analysis.measure import Measure
 from analysis.questions import Plan, conditions
 from analysis.runs import each, listed, rows_with
 from analysis.scores import BASELINE, taggers_learned_nothing
-from asyncsgd.studies.files import PlannedArm
+from asyncsgd.studies.files import PlannedArm, end_of_grid
 
 LEVELS = ("bad", "warning", "unknown", "good")
 """How a line is to be read: wrong, to be careful with, not known, as it should be. Failures come first."""
@@ -313,12 +313,7 @@ def _has_equal_trials(arm: PlannedArm) -> bool:
 
 def at_edge(arm: PlannedArm) -> bool:
     """Whether the chosen learning rate of an arm is the smallest or the largest that was tried."""
-    rates: set[Any] = {trial.settings.get("learning_rate") for trial in arm.trials}
-    rates.discard(None)
-    if len(rates) < 2:
-        return False
-    chosen = (arm.chosen or {}).get("learning_rate")
-    return chosen in (min(rates), max(rates))
+    return bool(end_of_grid(arm.trials, arm.chosen))
 
 
 def check_edges(study: StudyTables) -> CheckResult:

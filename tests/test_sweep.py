@@ -392,6 +392,24 @@ def test_a_registration_is_never_changed_nor_made_afterwards(finished, capsys):
     assert path.read_text() == text
 
 
+def test_a_choice_at_an_end_of_its_grid_is_told_before_the_registration_and_not_afterwards(finished, capsys):
+    config, out = finished
+    (out / "analysis.yaml").unlink()
+    shutil.rmtree(out / "pilot")
+    shutil.rmtree(out / "test")
+    for best in (f"tuning/{SYNC}/t2-s0", f"tuning/{ASYNC}/t1-s0"):  # the smallest of three rates, and the middle one
+        path = out / best / "summary.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "final_eval_loss": 0.1}))
+    assert sweep(config, out) == 0
+    said = capsys.readouterr().out
+    notes = [line for line in said.splitlines() if "of its grid" in line]
+    assert len(notes) == 1
+    assert notes[0].startswith(f"note   {SYNC}: the best learning_rate, 0.001, is the smallest of its grid; stop here")
+    assert said.index(notes[0]) < said.index("pilot/") < said.index("analysis.yaml  sha256")
+    assert sweep(config, out) == 0
+    assert "of its grid" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("flag", ["--dry-run", "--print-commands"])
 def test_a_look_writes_nothing_before_and_after(flag, unbroken, tmp_path, capsys):
     config, out = unbroken

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -20,6 +21,16 @@ class Tried(Struct):
     score: float | None = None
     """The mean over the seeds of what trials are chosen by: the loss, or the score of a labelled task. None: one of
     them is missing."""
+
+
+def end_of_grid(trials: Iterable[Tried], chosen: Settings | None) -> str:
+    """``smallest`` or ``largest`` if the chosen learning rate is that of several which were tried, else empty."""
+    rates: set[Any] = {trial.settings.get("learning_rate") for trial in trials}
+    rates.discard(None)
+    if len(rates) < 2:
+        return ""
+    ends = {min(rates): "smallest", max(rates): "largest"}
+    return ends.get((chosen or {}).get("learning_rate"), "")
 
 
 class PlannedArm(Struct):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.context import ForkServerContext
 from types import MappingProxyType
 
@@ -13,6 +13,7 @@ from asyncsgd.errors import RunError
 from asyncsgd.records.events import DONE, FAILED, FINISHED
 from asyncsgd.records.machine import available_cores
 from asyncsgd.run.runtimes import KINDS
+from asyncsgd.studies.files import end_of_grid
 from asyncsgd.studies.plan import StudyPlan, share
 from asyncsgd.studies.progress import Progress, RunKind
 from asyncsgd.studies.runner import PRELOAD, PRELOAD_OF_TRANSFORMERS, PlannedJob, Runner
@@ -81,6 +82,9 @@ def carry_out(
             missing = study.unfinished(earlier)
             if missing:
                 raise RunError(_not_finished(earlier, missing, shard, failed, again))
+        if stage == "pilot":
+            for note in _notes_of_ends(study):
+                print(note, flush=True)
         if stage == "test":
             study.register()
             for name, tried in study.tried.items():
@@ -111,6 +115,19 @@ def carry_out(
         # what failed was made again above
         failed += carry_out(study, context, stop, jobs=jobs, retry=False, shard=shard, again=again)
     return failed
+
+
+def _notes_of_ends(study: StudyFolder) -> Iterator[str]:
+    """Whose best learning rate lies at an end of its grid, while it is not too late: nothing is registered yet."""
+    if study.plan.analysis is None or (study.out / "analysis.yaml").exists():
+        return
+    for name, tried in study.tried.items():
+        end = end_of_grid(tried, study.chosen.get(name))
+        if end:
+            yield (
+                f"note   {name}: the best learning_rate, {study.chosen[name]['learning_rate']:g}, is the {end} of its "
+                f"grid; stop here (Ctrl-C) and widen it in another folder, before the analysis is registered"
+            )
 
 
 def progress_of(study: StudyFolder, jobs: int | None, retry: bool, shard: tuple[int, int]) -> Progress:
