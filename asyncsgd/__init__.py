@@ -3,9 +3,10 @@
 The public names are loaded when they are first used, so ``import asyncsgd`` imports neither torch nor transformers.
 `asyncsgd.torchrun` relies on this, because torch calls it from inside ``import torch``.
 
-Reading order: `asyncsgd.rules.contract`, `asyncsgd.rules.asynchronous`, `asyncsgd.core.protocol`,
-`asyncsgd.core.starts`, `asyncsgd.core.server`, `asyncsgd.core.loop`, `asyncsgd.backends.virtual`,
-`asyncsgd.backends.processes`, `asyncsgd.run.execute`, `asyncsgd.run.lifecycle`, `asyncsgd.api`."""
+Reading order: `asyncsgd.rules.contract`, `asyncsgd.rules.asynchronous`, `asyncsgd.records.events`,
+`asyncsgd.core.protocol`, `asyncsgd.core.batches`, `asyncsgd.core.starts`, `asyncsgd.core.server`, `asyncsgd.core.loop`,
+`asyncsgd.backends.virtual`, `asyncsgd.backends.segment`, `asyncsgd.backends.processes`, `asyncsgd.run.lifecycle`,
+`asyncsgd.run.execute`, `asyncsgd.api`. A replay is `asyncsgd.backends.log`."""
 
 from __future__ import annotations
 

@@ -132,8 +132,8 @@ def train(
         resume: whether a run that is in `folder` already goes on from its last checkpoint. All arguments must be those
             of the run; only `samples`, `epochs` and `micro_batches` may grow. Where the folder holds no run yet, one is
             begun.
-        checkpoint_every, checkpoint_seconds: samples and real seconds between two checkpoints. None: one is written
-            only when the run is interrupted.
+        checkpoint_every, checkpoint_seconds: samples and real seconds between two checkpoints. With either, one is
+            written at the end too. Both None: one is written only when the run is interrupted.
         keep: how many checkpoints are kept, beside the one with the best evaluation loss.
         cache: where the task keeps what it prepares. None: the user's cache folder.
         quiet: print nothing.

@@ -3,8 +3,8 @@ server.
 
 The clock is the real one, and an evaluation stops it. A gradient that arrives t seconds into an evaluation is held
 back, and counts when the clock has run for t seconds after it. So an evaluation changes neither the clock nor the order
-of arrivals. A worker that is lost becomes a `Left` with the reason,
-and the server decides what follows from that.
+of arrivals. A worker evaluates its share when it has finished its gradient, so none is still computed when the
+evaluation ends. A worker that is lost becomes a `Left` with the reason, and the server decides what follows from that.
 
 Workers may also step the shared vector themselves, without locks (Hogwild). Then this process hands out batches and
 counts the steps that it hears of, and the server's optimizer does nothing. Before an evaluation and a checkpoint they

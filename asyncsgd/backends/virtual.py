@@ -202,7 +202,8 @@ class VirtualBackend:
             self._root_is_free = False
 
     def _leave_or_join(self) -> Joined | Left:
-        """Carry out the next change of the churn. The gradient of a worker that leaves comes back to `stop`."""
+        """Carry out the next change of the churn. The method answers with a step whose `stop` has the
+        gradient that the worker had in flight."""
         change = self._changes.pop(0)
         if isinstance(change, Join):
             self._idle_since[change.worker] = self.now

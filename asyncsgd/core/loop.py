@@ -62,7 +62,8 @@ class Hooks:
     report: Report | None = None
     """Receives every record. None: no records are wanted; `Loop.evaluations` is kept all the same."""
     saver: Saver | None = None
-    """Takes states for checkpoints, and one when the run is asked to stop; None: no state is taken."""
+    """Takes states for checkpoints, one when the run is asked to stop, and one at the end of a run that is done, if
+    any are due; None: no state is taken."""
     stop_requested: Callable[[], bool] = lambda: False
     """Whether the user has asked to stop. The loop calls it between two things that happen."""
     explain: Callable[[Work], str] = lambda work: ""

@@ -34,11 +34,11 @@ class Work(Struct, gc=False):
     """The server's version when it dispatched this gradient. The worker may read a newer one when it begins. If there
     is a `point`, this is the version of the point, which may be older than the dispatch."""
     num_local_steps: int
-    """How many of the worker's random computing times pass from `began` to the arrival of this gradient: those with the
-    numbers `draw`, `draw` + 1, and so on. Under a server there is one for each batch. This is 1 if the worker computes
-    the gradient of one batch; with local steps it is also how many steps the worker's inner optimizer takes. The
-    gradient of a peer always has one batch. But a peer may take a group of steps before it meets others, and all times
-    of a group are counted from its beginning; so this is 1, 2, ... for the first, second, ... gradient of a group."""
+    """Under a server, the number of batches of the gradient: 1, or with local steps as many as the worker's inner
+    optimizer takes steps. The gradient takes so many of the worker's random computing times, those with the numbers
+    `draw`, `draw` + 1, and so on. For peers it is a count of these times too, from `began` to the arrival, but not of
+    batches: the gradient of a peer has one batch, and the times of a group of steps are counted from the beginning of
+    the group, so this is 1, 2, ... for its first, second, ... gradient."""
     batches: Ranges
     """The batches of the gradient: ranges of positions in a stream of batches. Simulated problems have
     a stream for each worker (`OwnStreams`), tasks one for all (`BatchStream`)."""
@@ -117,7 +117,7 @@ class Arrived(Struct, frozen=True, gc=False):
     seconds: float
     """The time from dispatch to arrival, on the training clock."""
     taken: Taken
-    """How `seconds` divides into pulling parameters, computing and pushing the gradient. Beside that, how long the
+    """How `seconds` divides into pulling parameters, computing and pushing the gradient. It also has how long the
     worker waited before the dispatch, and how long a synchronous rank took for its own step."""
     moved: Tensor | None = None
     """`(3, S)`, the effect of the gradient on the model's running statistics, valid as long as `vector`; None: the
@@ -156,7 +156,10 @@ class Measured:
     metrics: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     eval_seconds: float = 0.0
+    """Real seconds, which are not on the training clock."""
     worker_losses: tuple[float | None, ...] = ()
+    """The loss of each worker's share of the set; None: the share has no loss terms. Empty: one process has evaluated
+    all of it."""
     peak_bytes: tuple[tuple[int, int, int], ...] = ()
     """See `peak_bytes` of `records.events.MemoryUsed`."""
     stages: tuple[StageUse, ...] = ()
@@ -246,8 +249,9 @@ class Backend(Protocol):
             until: a time on the training clock, in seconds.
 
         Returns:
-            None if `until` came first, with the clock at it or just past it. None also if nothing has happened for
-            a while, half a second on real processes: the caller looks at signals and asks again.
+            None if `until` came first, with the clock at it or just past it. None also if nothing that concerns the
+            caller has happened for a while, half a second on real processes, or if an abandoned gradient came: the
+            caller looks at signals and asks again.
 
         Raises:
             NoWorkerLeft: if nothing will happen any more.

@@ -373,7 +373,7 @@ class Server(Starter):
             optimizer = self._optimizer
             if frozen:
                 # Of the three kinds of optimizer only `Optimizer` meets frozen parameters: those of a simulated problem
-                # (`PlainSGD`) are never frozen, and where workers or ranks take the steps there is nothing to do.
+                # (`PlainSGD`) are never frozen, and workers or ranks that take the steps report none.
                 assert isinstance(optimizer, Optimizer)
                 optimizer.step(direction, learning_rate, frozen=frozen)
             else:

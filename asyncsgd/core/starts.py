@@ -29,7 +29,7 @@ class Starter:
         batches: hands out the run's batches.
         num_workers: N, workers 0 to N - 1.
         batch_size: samples of one batch.
-        samples: no worker starts once so many samples have arrived.
+        samples: no worker starts once so many samples have arrived. None: there is no such budget.
         clock: the training clock, in seconds.
         starts_by_itself: whether this object starts workers as soon as the rule and the batches allow. If not, a replay
             of a log starts them with `start`.
@@ -162,7 +162,7 @@ class Starter:
         if may_start and not waiting:
             return self._dispatch(starts)
         for start in starts:
-            waiting.pop(start.worker, None)  # one that waits may be started again: the last counts
+            waiting.pop(start.worker, None)  # one that waits may be started again: the last counts, also for the order
             waiting[start.worker] = start
         if not may_start:
             return ()

@@ -62,7 +62,7 @@ class Ringmaster(Rule):
         if not self.stops:
             return Reply(direction=arrival.gradient, uses=(arrival.dispatch,), start=(Start(arrival.worker),))
         version_after = view.version + 1  # this update counted
-        # Workers in flight stand in the order of their versions, the oldest first.
+        # Workers in flight stand in the order of their dispatches, and so of their versions, the oldest first.
         start = [Start(arrival.worker)]
         abandon = []
         for work in view.in_flight.values():
@@ -160,7 +160,7 @@ class Hinge(DelayScaled):
     """
 
     slope: float = parameter(10.0, at_least=0)
-    """0 or more."""
+    """Per update of delay; 0 or more."""
     allowed: int = parameter(4, at_least=0)
     """The largest delay at the full learning rate, in updates."""
 

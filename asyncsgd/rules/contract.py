@@ -85,8 +85,9 @@ class View:
             `join` and `leave` it is that of the last arrival.
         workers: the workers present, in order.
         in_flight: worker -> its gradient in flight, an `asyncsgd.core.protocol.Work`. Its `version` is the server's at
-            the dispatch. Where the worker starts at exact parameters, it is the version of these: older after a reply
-            with `again`, since workers start after the last step, each at the parameters of its own reply. The oldest
+            the dispatch. Where the worker starts at
+            exact parameters, it is the version of these, which may be older than the server's at the dispatch; see
+            `Reply.again`. The oldest
             dispatch comes first. A gradient that arrives is no longer in it.
     """
 
@@ -144,9 +145,9 @@ class Reply(Struct, frozen=True, gc=False):
 
     direction: Tensor | None = None
     """`(P,)`, given to the server's optimizer in the place of a gradient: plain SGD does x <- x - learning_rate *
-    direction. It is one step, and `version` grows by 1. None: no step. If no gradient in `uses` has a loss
-    term, the server drops these and takes no step either. The direction is read only, so it may share memory with
-    the rule's state or with the arrival's gradient.
+    direction. It is one step, and `version` grows by 1. None: no step. If `uses` is not empty and none of its gradients
+    has a loss term, the server drops these and takes no step either. The direction is read only, so it may share memory
+    with the rule's state or with the arrival's gradient.
     """
     learning_rate_factor: float = 1.0
     """A factor on the learning rate of this step. A factor on the *gradient* belongs in `direction`: under AdamW the
@@ -350,8 +351,8 @@ class Collecting(Rule):
     def step_if_enough(self, state: Any, view: View) -> Reply:
         """Reply with the step along the gradients that are held if they are enough, else with nothing."""
         # If nobody is in flight, those that are held are all that there will be: the round is complete, or no batches
-        # are left, or everybody has left, as when a run goes on from a checkpoint: all workers leave then, and join
-        # again.
+        # are left, or everybody has left. So it is when a run on real processes goes on from a checkpoint: all workers
+        # leave then, and join again.
         is_waiting = view.in_flight and len(state) < self.num_required(view)
         if is_waiting or not len(state):
             return Reply()

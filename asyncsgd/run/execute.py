@@ -163,7 +163,7 @@ def _method(
     """
     run = live.run
     rule = rule or run.rule
-    samples_to_hand_out = run.limits.to_hand_out(rule)  # None, so the batches have no end, but for rules in rounds
+    samples_to_hand_out = run.limits.to_hand_out(rule)  # None, no end, for rules without rounds
     if run.runtime.steps_in_workers:  # a step that a Hogwild worker took cannot be discarded
         samples_to_hand_out = run.limits.samples
     batches = BatchStream(samples_to_hand_out, run.task.batch_size)
@@ -187,11 +187,11 @@ def _method(
 
 def _loop(live: Live, method: Method, backend: Backend, parameters: Callable[[], Tensor] | None = None) -> Loop:
     """Make the loop, with the state of the checkpoint if the run is resumed."""
-    live.stop_requested.begin_step()  # a turn of the loop begins, with the first evaluation; its length is noted
+    live.stop_requested.begin_step()  # a turn of the loop begins, with the first evaluation
     hooks = Hooks(
         live.record,
         live.saver,
-        live.stop_requested.begin_step,  # answers whether to stop, and times each turn of the loop
+        live.stop_requested.begin_step,  # answers whether to stop, and times each turn: Ctrl-C waits for its end
         lambda work: _ignored_targets(live.run, work),
         live.callbacks,
     )
@@ -324,7 +324,7 @@ def _start_workers_and_serve(live: Live, segment: Segment, optimizer: Optimizer 
             links |= live.hosts.connect_workers(segment)
         result = _run_server(live, links, segment, optimizer, processes.how_it_ended)
         if result.status == INTERRUPTED:
-            processes.stop_seconds = 1.0  # some may still be starting, and cannot hear that they should not
+            processes.stop_seconds = 1.0  # some may still be starting, and do not hear `Stop` yet
         with torch.no_grad():
             live.flat.parameters.copy_(segment.parameters)
         return result

@@ -7,9 +7,9 @@
 How a run ends, with the times that each part may take. `asyncsgd.core.signals` (S) has most of them:
 
 1. After a first signal, such as Ctrl-C, the loop ends its step and takes a checkpoint. The workers of a server then get
-   `Stop`, and have 1 s to end. Ranks have 10 s, and so have workers in a run that ends by itself
-   (`ChildProcesses.stop_seconds`). Before that the server waits up to 30 s for Hogwild's workers to end by themselves
-   (`STOP_SECONDS` of `asyncsgd.backends.processes`).
+   `Stop`, and have 1 s to end. Ranks have 10 s, or 1 s while they still start, and so have workers in a run that ends
+   by itself (`ChildProcesses.stop_seconds`). Before that the server waits up to 30 s for Hogwild's workers to end by
+   themselves (`STOP_SECONDS` of `asyncsgd.backends.processes`).
 2. 5 s after the first signal (`_NOTE_SECONDS` of S) the folder says that the run is interrupted, in case it is killed.
 3. 30 s after the first signal (25 s under torchrun), or later where steps are long (`seconds_to_end` of S), the run
    sends itself a second signal, if the user has sent none before. All other processes are killed, and
