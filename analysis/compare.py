@@ -172,8 +172,9 @@ def counted(done: int, runs: int, diverged: int) -> str:
 
 def notes(runs: DataFrame) -> list[str]:
     """What makes the numbers of one table less comparable than they look."""
+    from analysis.gate import disturbance_of
     from analysis.pairs import caveats_on_timing
-    from analysis.runs import rows_with
+    from analysis.runs import each, rows_with
 
     lines = []
     done = rows_with(runs, status="DONE", diverged=False)
@@ -191,6 +192,8 @@ def notes(runs: DataFrame) -> list[str]:
         lines.append(f"WARNING: seconds of different machines must not be compared: {'; '.join(machines)}")
     for caveat in caveats_on_timing(measured):
         lines.append(f"NOTE: {caveat}")
+    for disturbance in filter(None, map(disturbance_of, each(measured))):
+        lines.append(f"NOTE: {disturbance}, so its seconds are no speed comparison")
     return lines
 
 
@@ -290,7 +293,7 @@ def _arms(runs: DataFrame) -> list[str]:
     keys = _settings_with_columns(runs)
     names = []
     for row in runs.itertuples():
-        parts = [str(row.rule or row.mode), f"w{row.workers:g}", row.clock]
+        parts = [str(row.rule or row.mode), f"w{row.workers:g}", row.clock, f"batch {row.batch_size:g}"]
         parts += [f"{key} {row.settings.get(key)}" for key in keys]
         names.append("-".join(parts))
     return names

@@ -168,9 +168,16 @@ def _compare_machines(both: RunPair, allowed: set[str], found: RunsCompared) -> 
     if ours.clock != theirs.clock:
         found.timing_refusals["clock"] = _values_of_both("clock", both, (ours.clock, theirs.clock))
     for run in both:
-        if run.other_load > MAX_OTHER_LOAD:
-            used = f"{100 * run.other_load:.0f} % of the machine"
-            found.timing_refusals[f"load of {run.arm}"] = f"other programs used {used} during {run.run}"
+        disturbance = disturbance_of(run)
+        if disturbance:
+            found.timing_refusals[f"load of {run.arm}"] = disturbance
+
+
+def disturbance_of(run: RunRow) -> str:
+    """What other programs used of the machine during a run; empty where it is at most `MAX_OTHER_LOAD` or not known."""
+    if run.other_load > MAX_OTHER_LOAD:
+        return f"other programs used {100 * run.other_load:.0f} % of the machine during {run.run}"
+    return ""
 
 
 class ArmsCompared(NamedTuple):

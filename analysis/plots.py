@@ -124,7 +124,7 @@ def loss(
     target: float | None = None,
 ) -> str:
     """A thin line for every run, the mean of an arm with its t band, and the target. A run that diverged ends in a
-    cross and is in no mean."""
+    cross. It is in no mean, nor is a run that is not DONE."""
     frames = dict(iter(curves.groupby("run")))
     evaluated = runs[runs["run"].isin(frames)]
     sentences = []
@@ -134,7 +134,7 @@ def loss(
         for row in of_arm.itertuples():
             of_run = curve(frames[row.run], x, y)
             _thin_line(axes, of_run, style, row.diverged)
-            if not row.diverged:
+            if row.status == "DONE" and not row.diverged:
                 alive.append(of_run)
         grid, mean, low, high = band(alive)
         name = f"{labels.get(str(arm), arm)} (n = {len(alive)})"

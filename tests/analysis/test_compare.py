@@ -141,6 +141,32 @@ def test_a_seed_that_occurs_twice_and_other_machines_are_warnings(tmp_path):
     assert "WARNING: seconds of different machines must not be compared: a processor, 2 cores (1 runs)" in out
 
 
+def test_a_run_beside_other_programs_is_noted_where_its_seconds_are_in_the_table(tmp_path):
+    for seed, share in enumerate((0.07, 0.54)):
+        load = {"own_share": 0.4, "others_share": share, "stolen_share": 0.03, "cores": 2}
+        for arm in (ASYNC, dataclasses.replace(ASYNC, clock="virtual")):
+            name = f"{arm.name}-{seed}"
+            write_run(tmp_path / name, arm, straight(9.0, 5.0, seconds=10.0), seed=seed, machine_load=load)
+    out = compare(tmp_path).out
+    told = "NOTE: other programs used 57 % of the machine during async-w4-1, so its seconds are no speed comparison"
+    assert [line for line in out.splitlines() if "other programs" in line] == [told]
+
+
+def test_a_picture_has_the_mean_of_the_runs_that_the_table_has(tmp_path):
+    for size, losses in {16: (5.0, 5.5), 32: (6.0,)}.items():
+        arm = dataclasses.replace(ASYNC, batch_size=size)
+        for seed, loss in enumerate(losses):
+            write_run(tmp_path / f"{size}-{seed}", arm, straight(9.0, loss, seconds=10.0), seed=seed)
+    write_run(
+        tmp_path / "x", ASYNC, straight(9.0, 8.0, seconds=2.0, samples=40), seed=2, status="INTERRUPTED", budget=160
+    )
+    out = compare(tmp_path).out
+    assert "2/3" in out
+    assert "1/1" in out
+    drawn = (tmp_path / "figures" / "loss_vs_samples.svg").read_text("utf-8")
+    assert re.findall(r"<!-- (.* \(n = \d\)) -->", drawn) == ["async, batch 16 (n = 2)", "async, batch 32 (n = 1)"]
+
+
 def test_measured_and_virtual_seconds_share_no_picture(tmp_path):
     write_run(tmp_path / "a", ASYNC, straight(9.0, 5.0, seconds=10.0))
     write_run(tmp_path / "b", dataclasses.replace(ASYNC, clock="virtual"), straight(9.0, 5.0, seconds=10.0))
