@@ -158,6 +158,18 @@ def test_a_task_is_checked_from_the_command_line(folder):
     assert refused.code == 2
     assert refused.out == ""
     assert "write `with asyncsgd.seeded(seed):`" in refused.err
+    raising = Path("raising.py").absolute()
+    line = "return functional.cross_entropy(outputs, batch[1].long())"
+    raising.write_text(
+        "import tasks\nfrom torch.nn import functional\n"
+        f"class Raising(tasks.Plane):\n    def loss(self, outputs, batch):\n        {line}\n"
+    )
+    told = cli("asyncsgd check raising:Raising")
+    assert told.code == 2
+    assert told.out == ""
+    assert told.err.startswith("error: raising:Raising: RuntimeError: ")
+    assert told.err.endswith(f"; mend {raising}:5, in loss: {line}\n")
+    assert told.err.count("\n") == 1
     assert "unknown flag --mode" in cli("asyncsgd check tasks:Plane --mode sync").err
     gpu = cli("asyncsgd check tasks:Plane --device gpu")
     assert gpu.code == 2

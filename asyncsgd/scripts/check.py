@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncsgd.core.signals import StopRequest
+from asyncsgd.errors import RunError, UsageError
 from asyncsgd.scripts.base import Typed
 from asyncsgd.scripts.task import class_named
 from asyncsgd.settings.flags import Flags
@@ -49,11 +53,33 @@ def run(argv: list[str], stop: StopRequest, typed: Typed) -> int:
 
     asked: DryRun = settings.dry_run
     device = resolve_device(asked.device)
-    task = settings.task.prepare(asked.seed, cache_folder(asked.cache_dir))
-    stop.check()
-    print(described(check(task, seed=asked.seed, device=device, processes=asked.processes)))
+    try:
+        task = settings.task.prepare(asked.seed, cache_folder(asked.cache_dir))
+        stop.check()
+        checked = check(task, seed=asked.seed, device=device, processes=asked.processes)
+    except (UsageError, RunError):
+        raise
+    except Exception as error:
+        line = _own_line(error)
+        if line is None:  # a fault of the library
+            raise
+        raised = "".join(traceback.format_exception_only(error)).strip()
+        where = f"{line.filename}:{line.lineno}, in {line.name}: {line.line}"
+        raise UsageError(f"{name}: {raised}; mend {where}") from error
+    print(described(checked))
     print(f"no mistake was found in {name}\nnext   {typed.door} train {name}")
     return 0
+
+
+def _own_line(error: Exception) -> traceback.FrameSummary | None:
+    """The last line on the way to an error that is neither the library's nor Python's nor of an installed package."""
+    for line in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(line.filename)
+        is_installed = "site-packages" in path.parts or "dist-packages" in path.parts
+        is_known = path.is_relative_to(Path(__file__).parents[1]) or path.is_relative_to(Path(os.__file__).parent)
+        if path.is_file() and not is_installed and not is_known:
+            return line
+    return None
 
 
 def described(checked: Checked) -> str:
