@@ -85,10 +85,9 @@ class View:
             `join` and `leave` it is that of the last arrival.
         workers: the workers present, in order.
         in_flight: worker -> its gradient in flight, an `asyncsgd.core.protocol.Work`. Its `version` is the server's at
-            the dispatch. Where the worker starts at
-            exact parameters, it is the version of these, which may be older than the server's at the dispatch; see
-            `Reply.again`. The oldest
-            dispatch comes first. A gradient that arrives is no longer in it.
+            the dispatch. Where the worker starts at exact parameters, it is the version of these, which may be older
+            than the server's at the dispatch; see `Reply.again`. The oldest dispatch comes first. A gradient that
+            arrives is no longer in it.
     """
 
     __slots__ = ("_everyone", "_parameters", "in_flight", "learning_rate", "version", "workers")
