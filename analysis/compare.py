@@ -194,7 +194,24 @@ def notes(runs: DataFrame) -> list[str]:
         lines.append(f"NOTE: {caveat}")
     for disturbance in filter(None, map(disturbance_of, each(measured))):
         lines.append(f"NOTE: {disturbance}, so its seconds are no speed comparison")
+    sentences = _unequal_batches(done)
+    if sentences:
+        lines.append(f"NOTE: Unequal batches: {'; '.join(sentences)}")
     return lines
+
+
+def _unequal_batches(runs: DataFrame) -> list[str]:
+    """How many more updates of the same samples each row makes than the one with the largest updates."""
+    from analysis.pairs import notes_on_batches, samples_per_update
+
+    known, _, names = _with_arms(runs[runs["samples_per_update"] > 0])
+    by_size = sorted(known.groupby("arm"), key=lambda row: samples_per_update(row[1]))
+    sentences: list[str] = []
+    for arm, own in by_size[:-1]:
+        largest, theirs = by_size[-1]
+        for note in notes_on_batches(own, theirs, names[arm], names[largest]):
+            sentences += note.about
+    return sentences
 
 
 def left_out(runs: DataFrame) -> list[str]:
@@ -256,14 +273,10 @@ def render_csv(runs: DataFrame) -> str:
 def save_figures(runs: DataFrame, curves: DataFrame, folder: Path) -> list[Path]:
     """Loss against seconds and samples of every table as PNG, PDF and SVG; measured and virtual seconds apart."""
     from analysis import plots
-    from analysis.questions import NO_PLAN, groups, labels
 
     folder.mkdir(parents=True, exist_ok=True)
-    known = pretrainings(runs)
-    known = known.assign(stage="test", arm=_arms(known))  # `groups` takes test runs that have an arm
-    arms = groups(known, NO_PLAN)
+    known, arms, arm_labels = _with_arms(pretrainings(runs))
     styles = plots.arm_styles(arms.assign(group=""))  # arms of all groups share a picture
-    arm_labels = labels(arms)
     tables = list(grouped(known))
     paths = []
     for number, (heading, own) in enumerate(tables):
@@ -286,6 +299,15 @@ def _pictures(runs: DataFrame) -> Iterator[tuple[str, str, DataFrame]]:
         yield name, "seconds", own
     if len(runs):
         yield "loss_vs_samples", "samples", runs
+
+
+def _with_arms(runs: DataFrame) -> tuple[DataFrame, DataFrame, dict[str, str]]:
+    """The runs with their rows as arms, these arms, and what each is called."""
+    from analysis.questions import NO_PLAN, groups, labels
+
+    known = runs.assign(stage="test", arm=_arms(runs))  # `groups` takes test runs that have an arm
+    arms = groups(known, NO_PLAN)
+    return known, arms, labels(arms)
 
 
 def _arms(runs: DataFrame) -> list[str]:

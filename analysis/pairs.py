@@ -88,10 +88,10 @@ def pairs_of(runs: DataFrame, arms: DataFrame, plan: Plan) -> Iterator[Pairs]:
             if treatment in controls.index:
                 continue
             yield _pairs(tests, others, TwoArms(treatment, reference, f"{group}{variant}", clock), plan)
-            size = _samples_per_update(tests[tests["arm"] == treatment])
+            size = samples_per_update(tests[tests["arm"] == treatment])
             for control in controls.index:
                 is_alike = all(controls.loc[control, key] == members[key].iloc[0] for key in SAME_CONDITION)
-                size_of_control = _samples_per_update(tests[tests["arm"] == control])
+                size_of_control = samples_per_update(tests[tests["arm"] == control])
                 if control != treatment and is_alike and _is_same_batch(size, size_of_control):
                     yield _pairs(tests, others, TwoArms(treatment, control, str(group), clock), plan, control=True)
 
@@ -164,7 +164,7 @@ def _pairs(tests: DataFrame, others: DataFrame, arms: TwoArms, plan: Plan, *, co
             notes.append(note_on_diverged(arm, num_diverged, len(counted)))
     ours = ours.loc[counted]
     theirs = theirs.loc[counted]
-    notes += _notes_on_batches(ours, theirs, treatment, reference)
+    notes += notes_on_batches(ours, theirs, treatment, reference)
     if ours["from_scratch"].any() or theirs["from_scratch"].any():
         notes.append(FROM_SCRATCH)
     allowed = differences_by_design(treatment, reference, plan)
@@ -380,7 +380,7 @@ def notes_on_events(runs: DataFrame, whose: str) -> list[Note]:
     return notes
 
 
-def _samples_per_update(runs: DataFrame) -> float:
+def samples_per_update(runs: DataFrame) -> float:
     """The mean samples over all updates of the usable runs; nan where it is not known."""
     known = runs[runs["samples_per_update"].notna() & runs["usable"]]
     updates = known["updates"].sum()
@@ -390,10 +390,10 @@ def _samples_per_update(runs: DataFrame) -> float:
     return float(samples / updates)
 
 
-def _notes_on_batches(ours: DataFrame, theirs: DataFrame, treatment: str, reference: str) -> list[Note]:
+def notes_on_batches(ours: DataFrame, theirs: DataFrame, treatment: str, reference: str) -> list[Note]:
     """At equal samples an arm with smaller updates makes more of them, which is a difference of its own."""
-    size = _samples_per_update(ours)
-    other_size = _samples_per_update(theirs)
+    size = samples_per_update(ours)
+    other_size = samples_per_update(theirs)
     if not (math.isfinite(size) and math.isfinite(other_size)) or _is_same_batch(size, other_size):
         return []
     more = f"{treatment} makes {other_size / size:.3g} times as many updates of the same samples as {reference}"

@@ -152,6 +152,18 @@ def test_a_run_beside_other_programs_is_noted_where_its_seconds_are_in_the_table
     assert [line for line in out.splitlines() if "other programs" in line] == [told]
 
 
+def test_rows_with_unlike_updates_are_noted_below_their_table(tmp_path):
+    for arm, size in ((ASYNC, 16), (SYNC, 64)):
+        for seed in (0, 1):
+            path = tmp_path / f"{arm.name}-{seed}"
+            updates = 160 // size + seed  # the last ones may be smaller
+            write_run(path, arm, straight(9.0, 5.0, seconds=10.0), seed=seed, num_updates=updates)
+    more = f"async makes {(10 + 11) / (2 + 3):.3g} times as many updates of the same samples as sync"
+    told = f"NOTE: Unequal batches: {more} ({320 / 21:.3g} and {320 / 5:.3g} samples an update)\n"
+    assert told in compare(tmp_path).out
+    assert "Unequal" not in compare(tmp_path / f"{ASYNC.name}-0").out
+
+
 def test_a_picture_has_the_mean_of_the_runs_that_the_table_has(tmp_path):
     for size, losses in {16: (5.0, 5.5), 32: (6.0,)}.items():
         arm = dataclasses.replace(ASYNC, batch_size=size)
