@@ -72,6 +72,8 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     ''
     >>> nearest("--lr", ["--rule", "--learning-rate"]), nearest("batch", ["tech", "batch_size"])
     ("; did you mean '--learning-rate'?", "; did you mean 'batch_size'?")
+    >>> nearest("async", ["async_local_sgd", "asynchronous"])
+    "; did you mean 'asynchronous'?"
     >>> nearest("margin", ["margin_reasons", "margins"])
     "; did you mean 'margins'?"
     """
@@ -89,6 +91,9 @@ def _words(name: str) -> list[str]:
 
 
 def _is_short_for(short: list[str], words: list[str]) -> bool:
-    """Whether it is the first words of several, or their initials."""
+    """Whether they begin with it, or it is the initials of several."""
+    beginning = "_".join(short)
     initials = "".join(word[0] for word in words)
-    return bool(short) and len(words) > 1 and (short == words[: len(short)] or short == [initials])
+    if len(beginning) > 1 and "_".join(words).startswith(beginning):
+        return True
+    return len(words) > 1 and beginning == initials
