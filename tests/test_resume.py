@@ -241,6 +241,9 @@ def test_without_any_checkpoint_and_with_one_of_another_schema_the_user_is_told(
     shutil.rmtree(stopped / "checkpoints")
     with pytest.raises(UsageError, match=r"no checkpoint to go on from\. Begin a new run, with --checkpoint-every"):
         train(stopped, resume=True)
+    train(stopped.with_name("whole"))
+    with pytest.raises(UsageError, match="whole is DONE and has kept no checkpoint; begin a new run, with a larger"):
+        train(stopped.with_name("whole"), resume=True)
 
 
 class Counted(Noisy):

@@ -187,7 +187,13 @@ def _open_again(path: Path, run: Run, comment: str) -> RunFolder:
                 f"{path} cannot be written ({error.strerror}), and a run goes on in its own folder; copy the folder to "
                 f"where you may write, and go on there"
             ) from error
+        is_done = read_summary(path).get("status") == DONE
         if not has_checkpoint(path):
+            if is_done:
+                raise UsageError(
+                    f"{path} is DONE and has kept no checkpoint; begin a new run, with a larger --samples to train "
+                    f"longer and with --checkpoint-every SAMPLES to go on later"
+                )
             find(path)  # raises: there is no checkpoint, and none of the advice below would help
         grow = ("samples", "epochs", "micro_batches")
         if not all(key in grow and was is not None and wanted > was for key, was, wanted in different):
@@ -196,7 +202,7 @@ def _open_again(path: Path, run: Run, comment: str) -> RunFolder:
                 f"--samples, --epochs and --micro-batches may grow"
             )
         longer = any(key != "micro_batches" for key, _, _ in different)
-        if read_summary(path).get("status") == DONE and not longer:
+        if is_done and not longer:
             raise UsageError(f"{path} is DONE; type a larger --samples to train on, or another folder for a new run")
         found = find(path, becomes_longer=longer)
         folder = RunFolder(path, events, resume=found, settings_yaml=text_of(run, comment) if different else None)
