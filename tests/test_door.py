@@ -237,7 +237,7 @@ def test_a_training_of_the_module_stops_at_ctrl_c_and_says_how_it_goes_on(folder
         assert command.process.wait(60) == 130
         assert Finished(Path("run")).summary["status"] == "INTERRUPTED"
         assert "# python -m asyncsgd train tasks:Plane" in Path("run/settings.yaml").read_text()
-        assert "next   python -m asyncsgd compare" in Path("out.txt").read_text()
+        assert Path("out.txt").read_text().endswith("\nnext   python -m asyncsgd train tasks:Plane --resume run\n")
         assert command.pids() == []
     finally:
         command.end()

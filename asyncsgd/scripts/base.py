@@ -46,6 +46,18 @@ class Typed(NamedTuple):
         """How a config of the package is named."""
         return name if self.door else f"experiments/configs/{name}.yaml"
 
+    def resume(self, folder: str) -> str:
+        """What goes on with a run.
+
+        >>> Typed.at_door("asyncsgd", "train").with_word("masked_lm").resume("runs/a")
+        'asyncsgd resume runs/a'
+        >>> Typed.at_door("asyncsgd", "train").with_word("mine:Shapes").resume("runs/a")
+        'asyncsgd train mine:Shapes --resume runs/a'
+        """
+        if self.door and ":" not in self.line:
+            return f"{self.door} resume {folder}"
+        return f"{self.line} --resume {folder}"  # a folder alone names no code of one's own
+
     def with_word(self, word: str) -> Typed:
         """The first argument was `word`, which belongs to the command."""
         return self._replace(prog=f"{self.prog} {word}", line=f"{self.line} {word}")

@@ -105,16 +105,20 @@ class TaskScript:
 
             find_batch_size(asked, context or fork_server(model, *self.kind.preload), say)
             return 0
+        from asyncsgd.records.events import DONE
         from asyncsgd.records.trackers import Identity, names_in
         from asyncsgd.records.tracking import Tracking
-        from asyncsgd.run.choose_folder import open_run_folder
+        from asyncsgd.run.choose_folder import has_checkpoint, open_run_folder, read_summary
         from asyncsgd.run.lifecycle import lead
 
         folder = open_run_folder(asked, f"{typed.line} {shlex.join(argv)}")
         print(f"run    {folder.path}", flush=True)
         tracking = Tracking(names_in(settings.output.track), Identity.of(folder.path))
         exit_code = lead(asked, launch, folder, context, stop, tracking)
-        say(f"next   {typed.analysis} compare {shlex.quote(str(folder.path.parent))}")
+        if read_summary(folder.path).get("status") == DONE:
+            say(f"next   {typed.analysis} compare {shlex.quote(str(folder.path.parent))}")
+        elif has_checkpoint(folder.path) and launch.rank is None:  # torchrun's own flags are not known
+            say(f"next   {typed.resume(shlex.quote(str(folder.path)))}")
         return exit_code
 
     def run_of(self, settings: Any) -> Run:
