@@ -105,7 +105,7 @@ class TaskScript:
 
             find_batch_size(asked, context or fork_server(model, *self.kind.preload), say)
             return 0
-        from asyncsgd.records.events import DONE
+        from asyncsgd.records.events import FINISHED
         from asyncsgd.records.trackers import Identity, names_in
         from asyncsgd.records.tracking import Tracking
         from asyncsgd.run.choose_folder import has_checkpoint, open_run_folder, read_summary
@@ -115,7 +115,7 @@ class TaskScript:
         print(f"run    {folder.path}", flush=True)
         tracking = Tracking(names_in(settings.output.track), Identity.of(folder.path))
         exit_code = lead(asked, launch, folder, context, stop, tracking)
-        if read_summary(folder.path).get("status") == DONE:
+        if read_summary(folder.path).get("status") in FINISHED:
             say(f"next   {typed.analysis} compare {shlex.quote(str(folder.path.parent))}")
         elif has_checkpoint(folder.path) and launch.rank is None:  # torchrun's own flags are not known
             say(f"next   {typed.resume(shlex.quote(str(folder.path)))}")
