@@ -247,7 +247,8 @@ def render(runs: DataFrame, form: str) -> str:
     if len(groups) > 1:
         blocks.append("WARNING: losses and metrics of different tables must not be compared")
     for heading, own in groups:
-        table = shown(table_rows(own))
+        primary = next(iter(own["details"].iloc[0].get("better", ())), "")  # a task names its primary metric first
+        table = shown(table_rows(own)).rename(columns={"metric": f"metric {primary}".rstrip()})
         written = tables.markdown(table) if form == "md" else table.to_string(index=False)
         blocks.append(f"{heading}\n\n{written}".rstrip())
         blocks.append("\n".join(notes(own)))
