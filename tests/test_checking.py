@@ -98,6 +98,17 @@ class Contrasts(Regression):
         return functional.cross_entropy(outputs[:, None] * batch[1], torch.arange(len(outputs)))
 
 
+@dataclasses.dataclass(frozen=True)
+class Counted(Regression):
+    """What it adds up, of n outputs and n labels, is a sum; with labels of the shape (n, 1) it has n * n terms."""
+
+    shape: tuple[int, ...] = (-1,)
+
+    def sums(self, outputs, batch):
+        is_above = outputs > batch[1].reshape(self.shape) - 100.0
+        return {"above": is_above.sum(), "counts": torch.ones(2)}
+
+
 class Unsplit(Contrasts):
     def split(self, batch, parts):
         raise UsageError("its samples are contrasted")
@@ -239,6 +250,8 @@ def test_what_cannot_be_sent_to_processes_is_refused_and_passes_without_them(tas
         (but(loss=lambda outputs, batch: outputs.sum() * math.nan), "is nan at the initial parameters"),
         (Regression(batch_size=1), "1 rows cannot be split in 2"),
         (but(loss=lambda outputs, batch: (outputs.reshape(8) - batch[1]).square().mean()), "half a batch"),
+        (Counted(), None),
+        (Counted(shape=(-1, 1)), "sums() gives above 64 for a batch and 32 for its halves together"),
         (Unsplit(), "so weight() is not checked: its samples are contrasted"),
     ],
 )

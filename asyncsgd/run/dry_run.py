@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +20,8 @@ from asyncsgd.records.events import Gradient, Taken
 from asyncsgd.rules.contract import Rule
 from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.check import check as check_task
+from asyncsgd.tasks.models import generators_restored
+from asyncsgd.worker.evaluation import MAIN, evaluate_sets
 
 
 def check(what: Task | Rule, *, seed: int = 0, device: str = "cpu", processes: bool = True) -> Any:
@@ -41,7 +44,30 @@ def check(what: Task | Rule, *, seed: int = 0, device: str = "cpu", processes: b
             return _check_rule(what, seed)
         except RuntimeError as error:  # what the server says of a rule that starts or abandons nothing
             raise UsageError(f"{error}") from error
-    return check_task(what, seed=seed, device=device, processes=processes)
+    checked = check_task(what, seed=seed, device=device, processes=processes)
+    if checked.notes:  # it has no halves, or is another one each time
+        return checked
+    return dataclasses.replace(checked, notes=tuple(_sums_that_do_not_add(what, seed, torch.device(device))))
+
+
+def _sums_that_do_not_add(task: Task, seed: int, where: torch.device) -> Iterator[str]:
+    """A sentence for each number of `sums` that is another one for a batch of the evaluation than for its halves
+    together. None where that cannot be computed.
+    """
+    try:
+        with generators_restored(where):
+            model = task.model(seed).to(where)
+            batch = task.data(seed).evaluation[MAIN][0]
+            whole = evaluate_sets(task, model, {MAIN: [batch]}, 0, 1, where)
+            halves = evaluate_sets(task, model, {MAIN: task.split(batch, 2)}, 0, 1, where)
+    except Exception:  # an evaluation of whole batches may well do without this
+        return
+    for name, value in whole.items():
+        if isinstance(value, int | float) and not math.isclose(value, halves[name], rel_tol=0.01, abs_tol=1e-6):
+            yield (
+                f"sums() gives {name} {value:g} for a batch and {halves[name]:g} for its halves together, though the "
+                f"library adds up batches; look at the shapes in it: (n,) with (n, 1) gives (n, n)"
+            )
 
 
 def _check_rule(rule: Rule, seed: int) -> Any:
