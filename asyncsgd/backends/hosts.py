@@ -324,8 +324,11 @@ class Hosts:
     def _lose(self, host: int, reason: Gone) -> None:
         hello = self.greetings[host]
         del self._links[host]
+        lost = f"its host {hello.host} is lost: {reason}"
         for worker in range(hello.first_worker, hello.first_worker + hello.num_workers):
-            self._workers[worker].give_up(f"its host {hello.host} is lost: {reason}")
+            self._workers[worker].give_up(lost)
+        if self._mirror is not None and host == self._mirror_host:
+            self._mirror.give_up(lost)  # it may not have met this end yet, and then has no signs of life
 
 
 def _has_left(link: Pair) -> bool:
