@@ -200,7 +200,7 @@ class Task(abc.ABC):
         """
 
     def weight(self, batch: Batch) -> float:
-        """Loss terms behind the batch's loss; more than 0 in training. Read from the batch on the CPU.
+        """Loss terms behind the batch's loss; 0 where it has none. Read from the batch on the CPU.
 
         By default the rows of its tensors, which may be fewer in the last batch of an evaluation; a tensor without
         dimensions has none and does not count. Where tensors have different numbers of rows, it is `batch_size`. That
