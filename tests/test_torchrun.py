@@ -16,6 +16,7 @@ import psutil
 import pytest
 from commands import Command, until
 from doors import ROOT, Asynchronous, Synchronous, UsageError, asyncsgd, cli, marked
+from gallery import sentences
 from tasks import Plane
 
 TIMEOUT = 90
@@ -170,6 +171,29 @@ def test_a_killed_worker_takes_none_of_torchruns_ranks_along(tmp_path, monkeypat
         assert summary["status"] == "DONE"
         assert summary["num_samples"] == 1600
         until(lambda: not started.pids(), "that every process has ended")
+    finally:
+        started.end()
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_pipeline_of_torchrun_that_loses_a_rank_leaves_no_model(tmp_path, monkeypatch):
+    """No rank has all of its parameters."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "text.txt").write_text(sentences(200, seed=0))
+    script = str(ROOT / "experiments" / "stilt_mlm.py")
+    flags = "--mode pipeline --micro-batches 2 --data text.txt --run-dir run --samples 64000 --evaluations 400"
+    started = Command([TORCHRUN, "--nproc-per-node", "2", script, *flags.split()], tmp_path)
+    try:
+        events = tmp_path / "run" / "events.jsonl"
+        until(lambda: events.exists() and events.read_bytes().count(b'"kind":"evaluate"') >= 3, "three evaluations")
+        (last,) = (pid for pid in started.pids() if psutil.Process(pid).environ().get("RANK") == "1")
+        os.kill(last, signal.SIGKILL)
+        assert started.process.wait(TIMEOUT) != 0
+        summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+        told = [summary[key] for key in ("status", "parameters_sha256", "final_eval_loss")]
+        assert told == ["FAILED", None, None]
+        assert not (tmp_path / "run" / "model").exists()
     finally:
         started.end()
 

@@ -407,8 +407,10 @@ def _train_sync(live: Live, torchrun_world: World | None) -> Result:
                 raise
             if processes is not None:
                 raise _rank_is_lost(processes, number, error) from error
-            # This rank has the parameters of the last step that all have taken.
-            return Result(FAILED, f"a rank is gone: {str(error).splitlines()[0]}")
+            # This rank has the parameters of the last step that all have taken, unless they lie on several ranks.
+            is_whole = not live.run.runtime.cuts_model
+            why = f"a rank is gone, torchrun says which: {str(error).splitlines()[0]}"
+            return Result(FAILED, why, has_parameters=is_whole)
 
 
 def _run_rank_zero(live: Live, worker: Worker | None, resume: tuple[Path, str] | None) -> Result:
