@@ -311,17 +311,18 @@ def why_margin_refused(margin: float, gained: float, reason: str) -> str:
 def margin_in_words(row: Any, reference: str) -> str:
     """The margin as a share of the reference's improvement, and its reason; empty where no word rests on it.
 
-    >>> question = question_of_numbers([0.1, -0.2, 0.3, -0.1, 0.2, -0.3, 0.1, -0.1], [0] * 8, margin=0.5)
+    >>> losses = [0.1, -0.2, 0.3, -0.1, 0.2, -0.3, 0.1, -0.1]
+    >>> question = question_of_numbers(losses, [0] * 8, margin=0.5, margin_reason="half a nat is little")
     >>> print(margin_in_words(*answer_family([question]), "sync"))
-    the improvement of sync is not known, so the margin of ±0.5 is used as it stands
+    the improvement of sync is not known, so the margin of ±0.5 is used as it stands: half a nat is little
     """
     if row.word not in ON_MARGIN:
         return ""
-    if math.isnan(row.gained):
-        return f"the improvement of {reference} is not known, so the margin of ±{row.margin:g} is used as it stands"
-    share = f"{100 * row.margin / row.gained:.2g} % of the improvement of {reference}"
     because = f": {row.margin_reason}" if row.margin_reason else ""
-    return f"the margin of ±{row.margin:g} is {share}{because}"
+    margin = f"the margin of ±{row.margin:g} is"
+    if math.isnan(row.gained):
+        return f"the improvement of {reference} is not known, so {margin} used as it stands{because}"
+    return f"{margin} {100 * row.margin / row.gained:.2g} % of the improvement of {reference}{because}"
 
 
 def word_of(row: QuestionRow) -> tuple[str, str]:

@@ -39,7 +39,7 @@ REACHED = ("delayed_reached", "sync_reached")
 """Columns that say whether the runs reached the target."""
 ADVICE = {
     FAILED: "type its command again with --retry",
-    MISPLACED: "move its folder away, and type its command again",
+    MISPLACED: "move its folder out of the study's, and type its command again",
 }
 """Status of a run without a result -> what to do, where to type the study's command again does not make it."""
 Arrivals = Callable[[str, str, int, int, int], list[float]]

@@ -154,7 +154,7 @@ def test_a_study_that_goes_on_is_told_to_be_unfinished(tmp_path):
         read_dose(tmp_path)
     shutil.rmtree(folder)
     write_run(folder, arms[1], straight(9, 8, seconds=1), seed=1)
-    with pytest.raises(UsageError, match="s0 is MISPLACED; move its folder away, and type its command again"):
+    with pytest.raises(UsageError, match="s0 is MISPLACED; move its folder out of the study's, and type its command"):
         read_dose(tmp_path)
 
 
