@@ -241,6 +241,7 @@ class Pipeline(Runtime):
     mode: ClassVar[str] = "pipeline"
     cuts_model: ClassVar[bool] = True
     keeps_statistics: ClassVar[bool] = False
+    several_hosts: ClassVar[bool] = True
     speeds: ClassVar[Speeds | None] = None  # type: ignore[misc]
     preload = (_OPTIMIZER, "asyncsgd.pipeline.replica")
     not_replayed: ClassVar[str] = "its stages computed with each other's hidden states; run its settings again"
