@@ -48,6 +48,18 @@ def test_a_run_that_is_done_becomes_longer_by_a_command(tmp_path):
     assert Finished(tmp_path / "run").summary["parameters_sha256"] == whole.summary["parameters_sha256"]
 
 
+def test_a_run_goes_on_in_more_parts_of_a_batch_by_the_command_that_says_so(tmp_path):
+    assert train(tmp_path / "run", stop_at=60).status == "INTERRUPTED"
+    refused = cli(["asyncsgd", "resume", tmp_path / "run", "--micro-batches", "0", *OWN])
+    assert refused.code == 2
+    assert "--micro-batches" in refused.err
+    done = cli(["asyncsgd", "resume", tmp_path / "run", "--micro-batches", "2", *OWN])
+    assert done.code == 0, done.err
+    assert Finished(tmp_path / "run").summary["micro_batches"] == 2
+    (parts,) = Finished(tmp_path / "run").records("parts")
+    assert (parts["before"], parts["micro_batches"]) == (1, 2)
+
+
 @pytest.mark.parametrize("name", ["virtual", "peers"])
 def test_the_model_of_a_checkpoint_is_that_of_its_version_in_a_replay(name, tmp_path):
     run = train(tmp_path / "run", checkpoint_every=40, **ARGUMENTS[name])

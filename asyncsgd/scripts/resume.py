@@ -13,7 +13,7 @@ import sys
 from asyncsgd.records.events import DONE, INTERRUPTED
 from asyncsgd.records.run_folder import find_run
 from asyncsgd.scripts.base import add_task_flag
-from asyncsgd.settings.groups import Budget
+from asyncsgd.settings.groups import Budget, Machine
 from asyncsgd.settings.specs import specs_of
 
 
@@ -22,21 +22,22 @@ def run(argv: list[str], prog: str) -> int:
     parser.add_argument("run", metavar="RUN", help="a run folder with a checkpoint, how its name begins, or last")
     parser.add_argument("--samples", metavar="N", help="go on to so many samples in all")
     parser.add_argument("--epochs", metavar="N", help="go on to so many passes in all")
+    parser.add_argument("--micro-batches", metavar="N", help="compute a batch in so many parts, where memory ran out")
     add_task_flag(parser)
     parser.add_argument("--cache-dir", help="folder of prepared data, if the run had another than the default")
     given = parser.parse_args(argv)
     folder = find_run(given.run)
-    texts = {"samples": given.samples, "epochs": given.epochs}
-    specs = specs_of(Budget)
-    longer = {}
+    texts = {"samples": given.samples, "epochs": given.epochs, "micro_batches": given.micro_batches}
+    specs = {**specs_of(Budget), **specs_of(Machine)}
+    changes = {}
     for name, text in texts.items():
         if text is not None:
-            longer[name] = specs[name].checked(text)
+            changes[name] = specs[name].checked(text)
     from asyncsgd.run.from_python import start
     from asyncsgd.run.written import Given, run_of_folder
     from asyncsgd.scripts.task import class_given
 
-    run = run_of_folder(folder, Given(class_given(given.task), cache=given.cache_dir), longer)
+    run = run_of_folder(folder, Given(class_given(given.task), cache=given.cache_dir), changes)
     ended = start(run, folder, resume=True)
     if ended.status != DONE:
         print(f"{ended.status}: {ended.summary.get('message')}", file=sys.stderr)
