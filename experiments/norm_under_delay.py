@@ -44,7 +44,17 @@ from asyncsgd.scripts.base import run_script
 from asyncsgd.settings.numbers import out_of_bounds
 from asyncsgd.settings.shipped import CONFIGS
 from asyncsgd.settings.task import task_flags
-from asyncsgd.studies.config import FolderPart, Keys, PositiveFloat, Seeds, Settings, StudyName, read_config, typed
+from asyncsgd.studies.config import (
+    FolderPart,
+    Keys,
+    PositiveFloat,
+    Seeds,
+    Settings,
+    StudyName,
+    check_seeds,
+    read_config,
+    typed,
+)
 
 CONFIG = CONFIGS / "norm_under_delay.yaml"
 REGISTERED = "registered.json"
@@ -74,8 +84,11 @@ class Config(Keys, frozen=True, kw_only=True):
             raise ValueError(f"{unknown[0]} is none of the arms {', '.join(self.arms)}")
         if self.delays[0] != 0 or list(self.delays) != sorted({*self.delays}):
             raise ValueError("delays must begin with 0 and rise: a cost is a difference from delay 0")
-        if shared := {*self.seeds} & {*self.tuning_seeds}:
-            raise ValueError(f"seeds and tuning_seeds share {min(shared)}: a seed that chose a rate cannot test it")
+        why = ": a seed that chose a rate cannot test it"
+        check_seeds("seeds and tuning_seeds", (*self.seeds, *self.tuning_seeds), why)
+        for arm, other in self.rates_of.items():
+            if other in self.rates_of:
+                raise ValueError(f"rates_of gives {arm} the rates of {other}, which has none of its own")
 
     @property
     def tuned(self) -> list[str]:
