@@ -5,8 +5,8 @@
 
 Finders run over chunks of texts in several processes on CPUs, and in one process per GPU on CUDA. An interrupted
 command goes on where it was when it is typed again. Any number of processes writes the same files. --data, --eval-data,
---text-column, --model and --vocab-size must be those of the training, since they decide on texts and word pieces;
-``--finder help`` explains the finders."""
+--split, --text-column, --encoding, --quoting, --documents, --model and --vocab-size must be those of the training,
+since they decide on texts and word pieces; ``--finder help`` explains the finders."""
 
 from __future__ import annotations
 

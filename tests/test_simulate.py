@@ -41,6 +41,7 @@ def test_a_run_without_a_server_is_replayed(method, tmp_path):
     assert simulate(f"--rule {method} --nproc 4 --samples 400", tmp_path).code == 0
     run = only_run(tmp_path)
     assert run.summary["final_eval_loss"] < run.summary["first_eval_loss"]
+    assert run.records("header")[0]["loss_unit"] == "", "f(x) - f* is no cross entropy in nats"
     assert cli(["asyncsgd", "replay", run.path]).out.endswith("identical\n")
 
 

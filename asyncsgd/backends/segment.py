@@ -6,7 +6,7 @@ the size of /dev/shm (docker's --shm-size) does not matter.
 A pull is one consistent version without any lock. The version word is 2 v while version v is current, and 2 v + 1 while
 the server writes version v + 1 (a sequence lock). A reader copies the parameters. If the word was odd before the copy,
 or is another one after it, the server has made progress, and the reader copies again. The order of the stores and loads
-around the copy is that of x86; on other processors `asyncsgd.run.runtimes.check_transport` refuses shared memory."""
+around the copy is that of x86; on other processors `asyncsgd.run.runtimes._check_processor` refuses shared memory."""
 
 from __future__ import annotations
 

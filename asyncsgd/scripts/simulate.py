@@ -71,7 +71,7 @@ def run(argv: list[str], stop: StopRequest, typed: Typed) -> int:
     digest = hashlib.sha256(repr(settings).encode()).hexdigest()[:6]
     name = f"simulate-{rule.name}-w{settings.workers}-s{settings.seed}-{digest}"
     try:
-        folder = RunFolder(free_folder(runs_dir, name), task="simulate")
+        folder = RunFolder(free_folder(runs_dir, name), task="simulate", loss_unit="")
         command = f"{typed.line} {shlex.join(argv)}"
         write_text(folder.path / "settings.yaml", text_of_simulation(settings, command))
         environment = describe_environment(1, settings.workers) | {"oversubscription": None}
