@@ -20,7 +20,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.records.events import FINISHED
 
 if TYPE_CHECKING:  # pandas and matplotlib take seconds to import, which --help and a mistyped option should not
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 EXAMPLE = """\
 example:
@@ -74,8 +74,12 @@ def pretrainings(runs: DataFrame) -> DataFrame:
     """The runs that have a readable summary and an evaluation, and are no fine-tunings."""
     has_summary = ~runs["status"].isin(("UNFINISHED", "UNREADABLE", "MISSING"))
     has_evaluation = runs["status"].isin(FINISHED) | runs["first_loss"].notna()
-    is_pretraining = runs["task"] != "finetuning"
-    return runs[has_summary & has_evaluation & is_pretraining].sort_index()
+    return runs[has_summary & has_evaluation & ~_is_finetuning(runs)].sort_index()
+
+
+def _is_finetuning(runs: DataFrame) -> Series:
+    """Of each run, whether it is scored for the arm that it began from, or as the baseline."""
+    return (runs["stage"] == "finetune") | (runs["stage"].eq("") & runs["task"].eq("finetuning"))
 
 
 def grouped(runs: DataFrame) -> Iterator[tuple[str, DataFrame]]:
@@ -216,7 +220,7 @@ def _unequal_batches(runs: DataFrame) -> list[str]:
 
 def left_out(runs: DataFrame) -> list[str]:
     """Every run that is in no mean or had a problem, and the fine-tunings, each with the reason."""
-    is_finetuning = runs["task"] == "finetuning"
+    is_finetuning = _is_finetuning(runs)
     is_done = runs["status"] == "DONE"
     lines = []
     lost = runs[~is_finetuning & (~is_done | runs["diverged"])]

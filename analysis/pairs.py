@@ -108,8 +108,8 @@ def pair_of(runs: DataFrame, arms: TwoArms, plan: Plan) -> Pairs:
 def _tests_and_others(runs: DataFrame) -> tuple[DataFrame, DataFrame]:
     """The test runs that are counted, by seed, and other runs with a result that may be of the same arms and seeds."""
     tests = rows_with(runs, stage="test", replicate=0).set_index("seed", drop=False)
-    # a fine-tuning has the arm and the seed of its pretraining, and is no second result of it
-    others = runs[runs["status"].isin(WITH_RESULT) & (runs["task"] != "finetuning")]
+    # A fine-tuning has the arm and the seed of its pretraining, and is no second result of it.
+    others = runs[runs["status"].isin(WITH_RESULT) & runs["task"].isin(tests["task"])]
     is_unplanned = others["stage"] == ""  # a run that plan.json does not name
     is_replicate = others["stage"].eq("test") & (others["replicate"] > 0)
     return tests, others[is_unplanned | is_replicate]

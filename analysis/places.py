@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -200,6 +200,18 @@ def columns_of_folder_name(name: str, row: Columns) -> Columns:
 
 LOOSE_ARM_COLUMNS = ["task", "algorithm", "workers", "batch_size", "clock", "speeds"]
 """Columns that tell loose arms apart before their settings do."""
+
+
+def place_loose_finetunings(rows: Sequence[Columns]) -> None:
+    """Make tests of the loose fine-tunings if they themselves are compared, and not the runs that they began from: if
+    none began from a run, or all from one run and they were not trained in one way."""
+    loose = [row for row in rows if row["stage"] == "finetune" and row["arm"] is None]
+    parents = {row["parent"] for row in loose}
+    ways = {tuple(row.get(column) for column in LOOSE_ARM_COLUMNS) for row in loose}
+    if parents == {""} or (len(parents) == 1 and len(ways) > 1):
+        for row in loose:
+            row["stage"] = "test"
+            row["task"] = row["asked_task"]
 
 
 def with_arms(runs: DataFrame) -> DataFrame:

@@ -21,6 +21,7 @@ from analysis.places import (
     columns_of_folder_name,
     columns_of_missing,
     columns_of_plan,
+    place_loose_finetunings,
     with_arms,
     with_parents,
 )
@@ -65,6 +66,7 @@ def read(folder: Path) -> tuple[DataFrame, DataFrame, Plan]:
             if plan.runs:
                 row |= {"left_out": "not in plan.json", "usable": False, "stage": ""}
         rows.append(row)
+    place_loose_finetunings(rows)
     runs = with_parents(with_arms(_table(rows)))
     if not curves:
         return runs, DataFrame(columns=CURVES), plan

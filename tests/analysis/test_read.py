@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import yaml
-from doors import UsageError, asyncsgd
+from doors import UsageError, asyncsgd, cli
 from scenarios import row_of
 from synthetic import SyntheticArm, edit_json, planned, straight, write_finetuning, write_plan, write_run, write_study
 
@@ -263,6 +263,21 @@ def test_loose_fine_tunings_belong_to_the_arm_of_their_parent(tmp_path):
     assert runs.loc["tuned", ["arm", "seed", "parent"]].tolist() == ["async-w4-virtual", 3, "pre"]
     assert runs.loc["alone", "arm"] == "baseline"
     assert "is no test run in this folder" in runs.loc["orphan", "left_out"]
+
+
+@pytest.mark.parametrize("parent", [None, {"run": "base"}])
+def test_loose_runs_of_a_task_with_a_head_are_compared_where_their_beginning_is_one(parent, tmp_path):
+    write_run(tmp_path / "base", ASYNC, CURVE)
+    facts = {"task": "classification", "parent": parent}
+    for seed in range(6):
+        for arm, end in ((SYNC, 5.0), (ASYNC, 5.2 + 0.01 * seed)):
+            write_run(tmp_path / f"{arm.name}-s{seed}", arm, straight(6.0, end, seconds=10.0), seed=seed, **facts)
+    study = asyncsgd.load(tmp_path)
+    (answer,) = study.tests[study.tests["endpoint"] == "loss_at_equal_samples"].itertuples()
+    assert (answer.n, answer.estimate) == (6, pytest.approx(0.225))
+    table = cli(["analysis.compare", str(tmp_path)]).out
+    assert table.count(" 6/6 ") == 2
+    assert "fine-tuning" not in table
 
 
 @pytest.mark.parametrize(("written", "told"), [("", "in format 1, of an older"), ("3", "in format 3, of a newer")])
