@@ -28,16 +28,15 @@ def run_report(command: str, about: str | None, arguments: Sequence[str] | None)
 
     def run(runs: Path, out: Path | None, numbers: Path | None) -> None:
         found = read(runs)
-        parts = parts_of(found)
-        table = DataFrame()
-        if command == "parallelism":
-            table = ways.ways_of(found)
-            parts += ways.parts_of(found, table)
+        table = ways.ways_of(found) if command == "parallelism" else DataFrame()
         print("\n".join(sentences(found)))
         if numbers is not None:
             write(numbers, as_json(found, table))
             print(f"json   {numbers}")
         if out is None:
+            parts = parts_of(found)
+            if command == "parallelism":
+                parts += ways.parts_of(found, table)
             print(printed(parts, found.left_out))
         else:
             write(out, render(special.page_of(load(runs), out, command)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +12,7 @@ from pandas import DataFrame
 
 from analysis import gallery, plots, tables
 from analysis.comparisons import COSTS, ArmOfComparison, Comparisons, read
-from analysis.page import Addition, Drawing, Section, drawing, slug, table
+from analysis.page import Addition, Section, slug, table
 from analysis.stats import MINIMUM_PAIRS
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ class TablePart(NamedTuple):
     title: str
     frame: DataFrame
     notes: tuple[str, ...] = ()
-    pictures: tuple[Drawing, ...] = ()
+    pictures: Iterable[gallery.Picture] = ()
+    """They are drawn when somebody goes through them, which can be done once."""
 
 
 def parts_of(found: Comparisons) -> list[TablePart]:
@@ -77,7 +78,7 @@ def losses_of(found: Comparisons, name: str, arms: DataFrame) -> TablePart:
     notes += limits_of_arms(arms)
     shown = shown.rename(columns={"difference": "loss - reference", "speed": "samples/s, times the reference"})
     title = f"{name}: against {first['reference']}"
-    return TablePart(f"comparison-{name}", title, shown, tuple(notes), tuple(loss_pictures(found, name)))
+    return TablePart(f"comparison-{name}", title, shown, tuple(notes), loss_pictures(found, name))
 
 
 def shown_word(arm: ArmOfComparison) -> str:
@@ -131,7 +132,7 @@ def grid_of(grid: DataFrame) -> TablePart:
     lead = (
         f"One process; the loss to reach: {', '.join(losses)}. Means over the seeds that reached it, with t intervals."
     )
-    return TablePart("grid", "Seconds to a loss", shown, (lead, *notes), tuple(grid_pictures(grid)))
+    return TablePart("grid", "Seconds to a loss", shown, (lead, *notes), grid_pictures(grid))
 
 
 def sentences_of(folder: Path) -> list[str]:
@@ -188,7 +189,7 @@ def styles_of(found: Comparisons) -> Mapping[str, Any]:
     return plots.arm_styles(DataFrame({"algorithm": names, "group": ""}, index=names))
 
 
-def loss_pictures(found: Comparisons, comparison: str) -> Iterator[Drawing]:
+def loss_pictures(found: Comparisons, comparison: str) -> Iterator[gallery.Picture]:
     """Loss against seconds, a picture for each model."""
     arms = found.arms[found.arms["comparison"] == comparison]
     of_comparison = found.runs["comparison"] == comparison
@@ -196,7 +197,7 @@ def loss_pictures(found: Comparisons, comparison: str) -> Iterator[Drawing]:
     styles = styles_of(found)
     for model in arms["model"].unique():
         of_model = runs[runs["model"] == model]
-        picture = gallery.draw_picture(
+        yield gallery.draw_picture(
             f"{slug(comparison)}-{slug(model)}",
             f"Loss against seconds: {model}",
             f"{model}: a line for every seed.",
@@ -206,16 +207,15 @@ def loss_pictures(found: Comparisons, comparison: str) -> Iterator[Drawing]:
             styles,
             {},
         )
-        yield drawing(picture)
 
 
-def grid_pictures(grid: DataFrame) -> Iterator[Drawing]:
+def grid_pictures(grid: DataFrame) -> Iterator[gallery.Picture]:
     """Seconds to the loss against the learning rate, a picture for each model."""
     for model, points in grid[grid["reached"] > 0].groupby("model", sort=False):
         loss = f"{points['threshold'].iloc[0]} {points['unit'].iloc[0]}"
         caption = f"{model}: mean over the seeds that reached {loss}; no point: none did."
         name = f"grid-{slug(str(model))}"
-        yield drawing(gallery.draw_picture(name, f"Grid: {model}", caption, _draw_grid, points))
+        yield gallery.draw_picture(name, f"Grid: {model}", caption, _draw_grid, points)
 
 
 def _draw_grid(axes: Any, points: DataFrame) -> str:
@@ -249,13 +249,13 @@ def addition_of(found: Comparisons, parts: list[TablePart]) -> Addition:
     sections = []
     for part in others:
         shown = table(part.frame, notes=part.notes)
-        sections.append(Section(slug(part.key), part.title, part.pictures, (shown,)))
+        sections.append(Section(slug(part.key), part.title, tuple(part.pictures), (shown,)))
     if found.left_out:
         sections.append(Section("left-out", "Runs that are left out", lead=tuple(found.left_out)))
     return Addition(
         sections=tuple(sections),
         headlines=(headline,),
         warnings=warnings,
-        top_pictures=first.pictures,
+        top_pictures=tuple(first.pictures),
         tests=table(first.frame, first.title, first.notes),
     )

@@ -34,7 +34,7 @@ from pandas import DataFrame, Series
 from analysis import gallery, plots
 from analysis.crossing import Crossing, crossing_point
 from analysis.dose import DELAYED, PAIRS, RATIO_TO_LOWEST, RATIOS, REACHED, REFERENCE, Dose, pairs_of, read_dose
-from analysis.page import Addition, Section, drawing, table
+from analysis.page import Addition, Section, table
 from analysis.stats import Interval, Numbers, t_interval
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def addition(study: Study) -> Addition:
     return Addition(
         (Section("responses", "How old a gradient may be", tables=tuple(tables)),),
         headlines=((slope[0].upper() + slope[1:] + ".", tuple(details)),),
-        top_pictures=(drawing(picture),),
+        top_pictures=(picture,),
     )
 
 

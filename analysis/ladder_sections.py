@@ -367,14 +367,14 @@ def _items(lines: list[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def picture(ladder: Ladder) -> pages.Drawing:
+def picture(ladder: Ladder) -> gallery.Picture:
     """Each rung's ratio to the rung before on a logarithmic axis; a line at 1, where a rung changes nothing."""
     task = ladder.given["task"]
     rungs = ladder.rungs[ladder.rungs["reason"] == ""]
     name = f"ladder-{pages.slug(task)}"
     caption = f"{task}: the geometric mean of the ratios of the turns, with its 95 % interval."
     size = (6.4, 0.9 + 0.32 * len(rungs))
-    return pages.drawing(gallery.draw_picture(name, f"Rungs: {task}", caption, _draw, rungs, size=size))
+    return gallery.draw_picture(name, f"Rungs: {task}", caption, _draw, rungs, size=size)
 
 
 def _draw(axes: Any, rungs: DataFrame) -> str:

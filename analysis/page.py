@@ -53,21 +53,12 @@ Table: TypeAlias = dict[str, Any]
 """A table as the template takes it; `table` makes it."""
 
 
-class Drawing(NamedTuple):
-    """A picture as the page shows it."""
-
-    name: str
-    title: str
-    svg: markupsafe.Markup
-    caption: str
-
-
 class Section(NamedTuple):
     """A folded part of the page."""
 
     key: str
     title: str
-    pictures: tuple[Drawing, ...] = ()
+    pictures: tuple[gallery.Picture, ...] = ()
     tables: tuple[Table, ...] = ()
     lead: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
@@ -80,7 +71,7 @@ class Addition(NamedTuple):
     headlines: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Sentences, each with its small type."""
     warnings: tuple[str, ...] = ()
-    top_pictures: tuple[Drawing, ...] = ()
+    top_pictures: tuple[gallery.Picture, ...] = ()
     """Pictures for the top of the page."""
     tests: Table | None = None
     """A table of tests. If it is given, it stands in place of the page's own tests and verdicts."""
@@ -96,7 +87,7 @@ class Page(NamedTuple):
     headlines: Sequence[tuple[str, tuple[str, ...]]]
     """Sentence and small type."""
     warnings: Sequence[str]
-    top_pictures: tuple[Drawing, ...]
+    top_pictures: tuple[gallery.Picture, ...]
     tests: Table | None
     sections: Sequence[Section]
     footer: str
@@ -114,6 +105,7 @@ def render(page: Page) -> str:
         trim_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+    environment.filters["svg"] = svg_of  # so that a picture which is not shown is not written out
     return environment.get_template("page.html.jinja").render(page=page)
 
 
@@ -126,7 +118,7 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.casefold()).strip("-")[:80] or "x"
 
 
-def drawing(picture: gallery.Picture) -> Drawing:
+def svg_of(picture: gallery.Picture) -> markupsafe.Markup:
     """A picture as an SVG element with ids of its own; text stays text, in the font and the colour of the page."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": picture.name}):
@@ -145,8 +137,7 @@ def drawing(picture: gallery.Picture) -> Drawing:
     width = picture.figure.get_figwidth()
     about = markupsafe.escape(picture.about or picture.title)
     style = f"min-width:{4 * width:.0f}em; max-width:{8 * width:.0f}em"  # letters stay as large as those of the text
-    element = f'<svg role="img" style="{style}" aria-label="{about}"{svg}'
-    return Drawing(picture.name, picture.title, markupsafe.Markup(element), picture.caption)
+    return markupsafe.Markup(f'<svg role="img" style="{style}" aria-label="{about}"{svg}')
 
 
 def table(
@@ -220,13 +211,13 @@ def other_tests(number: int) -> str:
     return f"{number} more tests are in Table 2." if number > 0 else ""
 
 
-def _top_pictures(study: Study) -> tuple[Drawing, ...]:
+def _top_pictures(study: Study) -> tuple[gallery.Picture, ...]:
     """The forest, and the curves of the first comparison."""
     pictures = list(gallery.forest(study))
     groups = gallery.groups_of(study)
     if groups:
         pictures += gallery.loss_pictures(study, groups[0], 0)
-    return tuple(map(drawing, pictures))
+    return tuple(pictures)
 
 
 def _top_tests(tests: DataFrame) -> Table | None:
@@ -262,14 +253,14 @@ def _sections(study: Study, made: Mapping[str, tuple[str, DataFrame]], out: Path
         **options: Any,
     ) -> None:
         """Add a section, unless it would be empty; `options` are those of its tables."""
-        drawings = tuple(map(drawing, pictures))
+        drawn = tuple(pictures)
         shown = []
         for name in names:
             table_title, frame = made[name]
             if len(frame):
                 shown.append(table(frame, table_title, **options))
-        section = Section(key, title, drawings, tuple(shown), tuple(lead))
-        if drawings or shown or section.lead:
+        section = Section(key, title, drawn, tuple(shown), tuple(lead))
+        if drawn or shown or section.lead:
             sections.append(section)
 
     others: list[gallery.Picture] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
@@ -16,7 +16,7 @@ from analysis.comparison_sections import parts_of as parts_of_comparisons
 from analysis.comparisons import Comparisons, of_arm, read
 from analysis.curves import crossing_at, thinned_to_sparsest
 from analysis.measure import Measure
-from analysis.page import Addition, Drawing, drawing, slug
+from analysis.page import Addition, slug
 from analysis.plots import DASHED
 from analysis.stats import Interval, t_interval
 from asyncsgd.records.events import EVENTS, read_events
@@ -303,7 +303,7 @@ def parts_of(found: Comparisons, ways: DataFrame) -> list[TablePart]:
     if len(ways):
         parts.append(exchanges_of(ways))
     if any(ways["metrics"]):
-        parts.append(scores_of(ways, tuple(f1_pictures(found, ways))))
+        parts.append(scores_of(ways, f1_pictures(found, ways)))
     return parts
 
 
@@ -319,7 +319,7 @@ def exchanges_of(ways: DataFrame) -> TablePart:
     return TablePart("ways", "What stages wait for and what is sent", shown, tuple(notes))
 
 
-def scores_of(ways: DataFrame, pictures: tuple[Drawing, ...] = ()) -> TablePart:
+def scores_of(ways: DataFrame, pictures: Iterable[gallery.Picture] = ()) -> TablePart:
     """The table of scores, with the loss and the seconds."""
     names = ways[["model", "name"]]
     metrics = DataFrame([*ways["metrics"]])
@@ -333,7 +333,7 @@ def scores_of(ways: DataFrame, pictures: tuple[Drawing, ...] = ()) -> TablePart:
     return TablePart("scores", "Scores after equal samples", scores, tuple(notes), pictures)
 
 
-def f1_pictures(found: Comparisons, ways: DataFrame) -> Iterator[Drawing]:
+def f1_pictures(found: Comparisons, ways: DataFrame) -> Iterator[gallery.Picture]:
     """F1 against samples, with that of a model that never answers; a picture for each model, none for other tasks."""
     caption = "Means over seeds. Dashes: a model that never answers."
     styles = styles_of(found)
@@ -341,8 +341,7 @@ def f1_pictures(found: Comparisons, ways: DataFrame) -> Iterator[Drawing]:
     for model, own in ways[has_curve].groupby("model", sort=False):
         name = f"f1-{slug(str(model))}"
         title = f"F1 against samples: {model}"
-        picture = gallery.draw_picture(name, title, caption, _draw_f1, own, styles)
-        yield drawing(picture)
+        yield gallery.draw_picture(name, title, caption, _draw_f1, own, styles)
 
 
 def _draw_f1(axes: Any, ways: DataFrame, styles: Mapping[str, Any]) -> str:

@@ -29,7 +29,6 @@ from asyncsgd.run.callbacks import Callback, Callbacks
 from asyncsgd.run.dry_run import check_state
 from asyncsgd.run.execute import Live
 from asyncsgd.run.finish import (
-    SAMPLE_ORDER,
     comparable,
     facts_at_start,
     hashes_at_start,
@@ -38,7 +37,6 @@ from asyncsgd.run.found import received_by
 from asyncsgd.run.memory import find_micro_batches
 from asyncsgd.run.other_host import begin_of
 from asyncsgd.run.run import Run, device_of_worker
-from asyncsgd.settings.groups import FIRST
 from asyncsgd.tasks import is_built_in
 from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.check import check, normalising_over_batch
@@ -219,9 +217,7 @@ def _check_began_from(found: Found, now: Mapping[str, Any]) -> None:
         UsageError: if one of the hashes differs from that in the checkpoint.
     """
     for what, here in now.items():
-        # Old checkpoints lack some: their order of samples was FIRST, and the others are not compared.
-        default = FIRST if what == SAMPLE_ORDER else here
-        recorded = found.checkpoint.began_from.get(what, default)
+        recorded = found.checkpoint.began_from.get(what, here)  # old checkpoints lack some, which are not compared
         if recorded != here:
             raise UsageError(
                 f"{found.folder} began with other {what} than there are now ({str(recorded)[:12]} -> "

@@ -27,10 +27,10 @@ def run(argv: list[str], prog: str) -> int:
     parser.add_argument("--cache-dir", help="folder of prepared data, if the run had another than the default")
     given = parser.parse_args(argv)
     folder = find_run(given.run)
-    texts = {"samples": given.samples, "epochs": given.epochs, "micro_batches": given.micro_batches}
     specs = {**specs_of(Budget), **specs_of(Machine)}
     changes = {}
-    for name, text in texts.items():
+    for name in ("samples", "epochs", "micro_batches"):
+        text = getattr(given, name)
         if text is not None:
             changes[name] = specs[name].checked(text)
     from asyncsgd.run.from_python import start
