@@ -79,7 +79,7 @@ def pretrainings(runs: DataFrame) -> DataFrame:
 
 def _is_finetuning(runs: DataFrame) -> Series:
     """Of each run, whether it is scored for the arm that it began from, or as the baseline."""
-    return (runs["stage"] == "finetune") | (runs["stage"].eq("") & runs["task"].eq("finetuning"))
+    return (runs["task"] == "finetuning") & runs["stage"].isin(("finetune", ""))
 
 
 def grouped(runs: DataFrame) -> Iterator[tuple[str, DataFrame]]:

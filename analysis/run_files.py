@@ -270,10 +270,8 @@ def _columns_from_summary(summary: Summary, better: Mapping[str, str]) -> Column
     row["asked_task"] = row["task"]  # no column; `places.as_misplaced` reads it
     if "parent" in summary:
         row["task"] = "finetuning"
-        parent = summary["parent"]
-        row["parent"] = ""
-        if isinstance(parent, dict):
-            row["parent"] = str(parent.get("run") or "")
+        parent = summary["parent"] or {}
+        row["parent"] = str(parent.get("run") or "")
         row["model"] = summary.get("model")  # its settings may name the folder of a run in its place
     row["sample_order"] = summary.get("sample_order", FIRST_SAMPLE_ORDER)
     metrics = summary.get("metrics") or {}

@@ -128,6 +128,10 @@ def test_arms_are_judged_against_their_reference_on_the_same_seeds(folder):
     assert sync.memory_gib == 1.0
     assert sync.mfu == 0.25
     assert sync.tokens_per_second == pytest.approx(64 * 207)
+    told = sentences(found)
+    assert len(told) == 6
+    assert "gpt2, sync: 2.00 times the samples a second of single" in told[0]
+    assert "the loss is equivalent within ±0.1 nats" in told[0]
 
 
 @pytest.mark.parametrize(
@@ -195,18 +199,6 @@ def test_the_grid_has_those_first_that_most_seeds_reached_the_loss_with_and_the_
     assert "The first rows were chosen by the numbers that they show, so they are a little too good." in grid.notes
 
 
-def test_the_page_says_each_comparison_in_a_sentence(folder, tmp_path):
-    assert report([str(folder), "--out", str(tmp_path / "page.html")]) == 0
-    page = (tmp_path / "page.html").read_text()
-    told = sentences(read(folder))
-    assert len(told) == 6
-    for sentence in told:
-        assert sentence in page
-    assert "gpt2, sync: 2.00 times the samples a second of single" in told[0]
-    assert "the loss is equivalent within ±0.1 nats" in told[0]
-    assert "too few" not in page
-
-
 def test_a_run_that_diverged_is_a_result(folder):
     """One of the eight of an arm, and all of a learning rate of the grid."""
     shutil.rmtree(folder / "workers/gpt2/sync/s3")
@@ -236,8 +228,14 @@ def test_a_run_that_diverged_is_a_result(folder):
     assert "0 of 8 | diverged |" in text
 
 
-@pytest.mark.parametrize("left", ["workers/gpt2/async", "workers/gpt2/single", "grid/gpt2/lr0.001-b4-l32"])
-@pytest.mark.parametrize("command", [report, parallelism_report])
+@pytest.mark.parametrize(
+    ("command", "left"),
+    [
+        (report, "workers/gpt2/async"),
+        (report, "grid/gpt2/lr0.001-b4-l32"),
+        (parallelism_report, "workers/gpt2/single"),
+    ],
+)
 def test_a_study_of_which_one_run_is_made_is_reported(command, left, folder, tmp_path, capsys):
     for path in folder.glob("*/*/*/s*"):
         if path != folder / left / "s0":
@@ -251,7 +249,6 @@ def test_a_study_of_which_one_run_is_made_is_reported(command, left, folder, tmp
     ("left_out", "first"),
     [
         ([], "gpt2, sync: 2.00 times the samples a second of single"),
-        (["*/*/*/s[2-7]"], "2 seeds bear no verdict; this is what was measured."),
         (["workers/*/*/s*", "precision/*/bf16/s*"], "No verdict: no arm is compared with another one."),
         (["*/*/*/s*/summary.json"], "No verdict: none of 96 test runs has a result yet."),
     ],
@@ -284,9 +281,8 @@ def test_the_page_of_every_study_is_that_of_the_special_report_that_its_config_n
     page = asyncsgd.load(folder).report().read_text()
     assert sorted(map(page.index, ('id="comparison-precision"', 'id="ways"', 'id="runs"')))
     file.write_text(json.dumps({**config, "report": "paralelism"}))
-    assert "config.yaml names the report paralelism, which is none of dose_response," in (
-        asyncsgd.load(folder).report().read_text()
-    )
+    page = asyncsgd.load(folder).report().read_text()
+    assert "config.yaml names the report paralelism, which is none of dose_response," in page
     with pytest.raises(UsageError, match="Invalid enum value 'paralelism'"):
         make_plan({**config, "report": "paralelism"})
     assert set(REPORTS) == set(get_args(Report))
@@ -303,7 +299,9 @@ def test_two_seeds_bear_no_verdict_and_what_is_in_no_number_is_printed_with_the_
         shutil.rmtree(path)
     assert report([str(folder), "--out", str(tmp_path / "page.html")]) == 0
     assert "no verdict on the loss" in capsys.readouterr().out
-    assert "2 seeds bear no verdict" in (tmp_path / "page.html").read_text()
+    first = "2 seeds bear no verdict; this is what was measured."
+    assert first in (tmp_path / "page.html").read_text()
+    assert asyncsgd.load(folder).verdict.startswith(first)
     (folder / "workers/gpt2/sync/s1/summary.json").write_text("{")
     assert report([str(folder)]) == 0
     first, *_ = capsys.readouterr().out.partition("left out:\n")[2].splitlines()

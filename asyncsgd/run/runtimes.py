@@ -65,12 +65,11 @@ class Runtime:
     has_server: ClassVar[bool] = False
     """Whether one process more than the workers keeps the parameters."""
     steps_in_workers: ClassVar[bool] = False
-    """Whether workers step the parameters themselves, so that no step can be taken back."""
+    """Whether workers step the parameters themselves, in memory of one host, so that no step can be taken back."""
     cuts_model: ClassVar[bool] = False
     """Whether each process has a part of the model, and none has all of it."""
     keeps_statistics: ClassVar[bool] = True
     """Whether a model may have running statistics."""
-    several_hosts: ClassVar[bool] = False
     not_replayed: ClassVar[str] = ""
     """Why a run with this runtime cannot be replayed; empty where it can."""
     preload: ClassVar[tuple[str, ...]] = ()
@@ -146,7 +145,7 @@ class Runtime:
                 f"{typed} is one process, and the launcher started several; type python, not torchrun, or leave "
                 f"--nproc-per-node out"
             )
-        if several_hosts and not cls.several_hosts:
+        if several_hosts and cls.steps_in_workers:
             raise UsageError(
                 f"{typed} runs on one host, and torchrun started ranks on several; type --mode async or --mode sync"
             )
@@ -209,7 +208,6 @@ class AllReduce(Runtime):
 
     mode: ClassVar[str] = "sync"
     preload = (_OPTIMIZER,)
-    several_hosts: ClassVar[bool] = True
     not_replayed: ClassVar[str] = (
         "its ranks exchanged gradients among themselves, in no recorded order; run its settings again"
     )
@@ -241,7 +239,6 @@ class Pipeline(Runtime):
     mode: ClassVar[str] = "pipeline"
     cuts_model: ClassVar[bool] = True
     keeps_statistics: ClassVar[bool] = False
-    several_hosts: ClassVar[bool] = True
     speeds: ClassVar[Speeds | None] = None  # type: ignore[misc]
     preload = (_OPTIMIZER, "asyncsgd.pipeline.replica")
     not_replayed: ClassVar[str] = "its stages computed with each other's hidden states; run its settings again"
@@ -317,7 +314,6 @@ class Processes(Runtime):
     mode: ClassVar[str] = "async"
     follows_rule: ClassVar[bool] = True
     has_server: ClassVar[bool] = True
-    several_hosts: ClassVar[bool] = True
 
     num_workers: int
     via: Literal["auto", "shared_memory", "process_group"] = "auto"

@@ -12,12 +12,23 @@ from doors import cli
 from marks import slow
 from synthetic import SyntheticArm, edit_json, straight, write_finetuning, write_run
 
+from analysis.compare import read_all, render, render_csv
+
 SYNC, ASYNC = (SyntheticArm(name, 4, "measured", None) for name in ("sync", "async"))
 pytestmark = pytest.mark.filterwarnings("error")
 
 
 def compare(*arguments):
     return cli(["analysis.compare", *map(str, arguments)])
+
+
+def printed(*folders):
+    """What the command prints, without the pictures that it draws."""
+    return render(read_all(folders)[0], "text")
+
+
+def rows_of(folder):
+    return list(csv.DictReader(io.StringIO(render_csv(read_all([folder])[0]))))
 
 
 @pytest.fixture
@@ -41,9 +52,15 @@ def test_the_table_has_means_over_seeds_and_lists_what_is_not_in_them(mixed):
 
 
 def test_fine_tunings_are_listed_under_a_heading_of_their_own(mixed):
-    assert "fine-tuning" not in compare(mixed).out
+    assert "fine-tuning" not in printed(mixed)
     write_finetuning(mixed / "tuned", seed=0, macro_f1=0.5, parent={"run": "s0"})
-    assert "fine-tuning runs (in analysis.report):\n  tuned: DONE" in compare(mixed).out
+    assert "fine-tuning runs (in analysis.report):\n  tuned: DONE" in printed(mixed)
+
+
+def test_runs_of_a_task_with_a_head_that_began_from_no_run_are_in_a_table(tmp_path):
+    for name, arm in (("a", ASYNC), ("s", SYNC)):
+        write_run(tmp_path / name, arm, straight(9.0, 5.0, seconds=20.0), task="classification", parent=None)
+    assert printed(tmp_path).count(" 1/1 ") == 2
 
 
 def test_csv_is_unrounded(mixed):
@@ -64,7 +81,7 @@ def test_a_run_that_ended_without_a_loss_is_in_no_mean_though_it_is_done(tmp_pat
     for seed, seconds in enumerate((10.0, 12.0)):
         write_run(tmp_path / f"a{seed}", ASYNC, straight(9.0, 5.0, seconds=seconds), seed=seed)
     write_run(tmp_path / "x", ASYNC, [(0, 0.0, 9.0), (160, 2.0, None)], seed=2)
-    (row,) = csv.DictReader(io.StringIO(compare(tmp_path, "--format", "csv").out))
+    (row,) = rows_of(tmp_path)
     assert row["runs"] == "3"
     assert row["done"] == "2"
     assert row["diverged"] == "1"
@@ -74,7 +91,7 @@ def test_a_run_that_ended_without_a_loss_is_in_no_mean_though_it_is_done(tmp_pat
 def test_two_folders_are_compared_in_one_table(mixed, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     write_run(other / "s0", SYNC, straight(9.0, 4.0, seconds=20.0), seed=7)
-    out = compare(mixed, other).out
+    out = printed(mixed, other)
     assert next(line.split()[3] for line in out.splitlines() if line.split()[:1] == ["sync"]) == "2/2"
     write_run(mixed / "inner" / "s9", SYNC, straight(9.0, 4.0, seconds=20.0), seed=9)
     for again in (mixed, mixed / "inner"):
@@ -117,7 +134,7 @@ def test_losses_of_unlike_evaluations_are_never_in_one_table(tmp_path, change, t
     for name in ("a", "b"):
         write_run(tmp_path / name, ASYNC, straight(9.0, 5.0, seconds=10.0), seed=int(name == "b"))
     edit_json(tmp_path / "b" / "summary.json", **change)
-    out = compare(tmp_path).out
+    out = printed(tmp_path)
     assert out.startswith("WARNING: losses and metrics of different tables must not be compared\n")
     assert told in out
     assert out.count("1/1") == 2
@@ -126,7 +143,7 @@ def test_losses_of_unlike_evaluations_are_never_in_one_table(tmp_path, change, t
 def test_runs_with_other_settings_are_rows_of_their_own(tmp_path):
     for seed, rate in enumerate((0.1, 0.2)):
         write_run(tmp_path / f"{seed}", ASYNC, straight(9.0, 5.0, seconds=10.0), seed=seed, learning_rate=rate)
-    header, *rows = compare(tmp_path).out.splitlines()[2:5]
+    header, *rows = printed(tmp_path).splitlines()[2:5]
     assert "learning_rate" in header.split()
     assert [row.split()[header.split().index("learning_rate")] for row in rows] == ["0.1", "0.2"]
 
@@ -135,7 +152,7 @@ def test_a_seed_that_occurs_twice_and_other_machines_are_warnings(tmp_path):
     for name in ("a", "b"):
         write_run(tmp_path / name, ASYNC, straight(9.0, 5.0, seconds=10.0))
     edit_json(tmp_path / "b" / "environment.json", cpu="another")
-    out = compare(tmp_path).out
+    out = printed(tmp_path)
     assert "2 runs have seed 0; its ± is not over different seeds only" in out
     assert "WARNING: seconds of different machines must not be compared: a processor, 2 cores (1 runs)" in out
 
@@ -146,7 +163,7 @@ def test_a_run_beside_other_programs_is_noted_where_its_seconds_are_in_the_table
         for arm in (ASYNC, dataclasses.replace(ASYNC, clock="virtual")):
             name = f"{arm.name}-{seed}"
             write_run(tmp_path / name, arm, straight(9.0, 5.0, seconds=10.0), seed=seed, machine_load=load)
-    out = compare(tmp_path).out
+    out = printed(tmp_path)
     told = "NOTE: other programs used 57 % of the machine during async-w4-1, so its seconds are no speed comparison"
     assert [line for line in out.splitlines() if "other programs" in line] == [told]
 
@@ -159,8 +176,8 @@ def test_rows_with_unlike_updates_are_noted_below_their_table(tmp_path):
             write_run(path, arm, straight(9.0, 5.0, seconds=10.0), seed=seed, num_updates=updates)
     more = f"async makes {(10 + 11) / (2 + 3):.3g} times as many updates of the same samples as sync"
     told = f"NOTE: Unequal batches: {more} ({320 / 21:.3g} and {320 / 5:.3g} samples an update)\n"
-    assert told in compare(tmp_path).out
-    assert "Unequal" not in compare(tmp_path / f"{ASYNC.name}-0").out
+    assert told in printed(tmp_path)
+    assert "Unequal" not in printed(tmp_path / f"{ASYNC.name}-0")
 
 
 def test_a_picture_has_the_mean_of_the_runs_that_the_table_has(tmp_path):

@@ -206,7 +206,7 @@ def test_an_unknown_plot_or_table_is_refused_with_what_there_is(example):
 
 
 def test_a_folder_without_a_test_run_has_no_picture_of_the_loss(tmp_path):
-    write_finetuning(tmp_path / "tuned", seed=0, macro_f1=0.5, parent=None)
+    write_finetuning(tmp_path / "tuned", seed=0, macro_f1=0.5, parent={"run": "gone"})
     with pytest.raises(UsageError, match="there is no test run to draw"):
         asyncsgd.load(tmp_path).plot("loss")
 
