@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from analysis import plots, tables
 from analysis.forest import MAX_ROWS, draw_forest
 from analysis.questions import BASELINE, conditions, labels
+from analysis.runs import with_labels
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import EVENTS, read_events
 
@@ -145,7 +146,7 @@ def scatter_pictures(study: Study) -> Iterator[Picture]:
 
 def confusion_pictures(study: Study) -> Iterator[Picture]:
     """The confusion matrix of every arm that was fine-tuned."""
-    tuned = study.runs[study.runs["stage"] == "finetune"]
+    tuned = with_labels(study.runs)
     for number, arm in enumerate(tuned["arm"].unique()):
         counts = tables.confusion(study.runs, arm)
         if counts is not None:

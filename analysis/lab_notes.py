@@ -87,7 +87,8 @@ def table_rows(runs: DataFrame, plan: Plan) -> list[Row]:
 
     Only runs with status DONE are in a mean; first replicates only, so that every seed counts once.
     """
-    tests = runs[(runs["stage"] == "test") & (runs["replicate"] == 0) & (runs["status"] != "UNREADABLE")]
+    is_test = (runs["stage"] == "test") & (runs["replicate"] == 0) & (runs["status"] != "UNREADABLE")
+    tests = runs[is_test & (runs["task"] == "masked_lm")]
     order = list(plan.arms) or sorted(tests["arm"].unique(), key=_order)
     arms = dict(iter(tests.groupby("arm", sort=False)))
     return [_row(arms[arm]) for arm in order if arm in arms]

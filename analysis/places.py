@@ -205,13 +205,21 @@ LOOSE_ARM_COLUMNS = ["task", "algorithm", "workers", "batch_size", "clock", "spe
 def place_loose_finetunings(rows: Sequence[Columns]) -> None:
     """Make tests of the loose fine-tunings if they themselves are compared, and not the runs that they began from: if
     none began from a run, or all from one run and they were not trained in one way."""
-    loose = [row for row in rows if row["stage"] == "finetune" and row["arm"] is None]
-    parents = {row["parent"] for row in loose}
-    ways = {tuple(row.get(column) for column in LOOSE_ARM_COLUMNS) for row in loose}
-    if parents == {""} or (len(parents) == 1 and len(ways) > 1):
+    loose = [row for row in rows if row["stage"] == "finetune" and row["arm"] is None and "parent" in row]
+    parents = set()
+    ways = set()
+    for row in loose:
+        parent = row["details"].get("parent")
+        began_from = row["parent"]
+        if isinstance(parent, dict):
+            began_from = parent.get("parameters_sha256") or began_from
+        parents.add(began_from)
+        ways.add(tuple(row.get(column) for column in ("rule", *LOOSE_ARM_COLUMNS[1:-1])))  # speeds have spellings
+    is_one_way = len(ways) == 1 and not differing([row["settings"] for row in loose], NOT_OF_AN_ARM)
+    if parents == {""} or (len(parents) == 1 and not is_one_way):
         for row in loose:
             row["stage"] = "test"
-            row["task"] = row["asked_task"]
+            row["task"] = row.get("asked_task")
 
 
 def with_arms(runs: DataFrame) -> DataFrame:

@@ -126,7 +126,7 @@ def _fill(row: Columns, path: Path, no_curve: DataFrame) -> DataFrame:
             row["details"][key] = summary[key]
     if better:
         row["details"]["better"] = better
-    if row["status"] == DONE and row.get("task") != "finetuning" and has_events:
+    if row["status"] == DONE and has_events:
         _check_end(curve, row.get("samples"))
     return curve
 
@@ -140,8 +140,7 @@ def _set_outcome(row: Columns, curve: DataFrame) -> None:
     row["diverged"] = row["status"] == DIVERGED or (is_done and is_last_not_finite)
     if is_evaluated and not row["diverged"] and not is_finite.all():
         row["details"]["evaluations_not_finite"] = int((~is_finite).sum())
-    has_result = is_evaluated or row.get("task") == "finetuning"
-    row["usable"] = row["diverged"] or (is_done and has_result)
+    row["usable"] = row["diverged"] or (is_done and is_evaluated)
     if not row["usable"]:
         row["left_out"] = f"{row['status']}: {row['message'] or 'it has no evaluation'}"
 
@@ -270,8 +269,10 @@ def _columns_from_summary(summary: Summary, better: Mapping[str, str]) -> Column
     row["asked_task"] = row["task"]  # no column; `places.as_misplaced` reads it
     if "parent" in summary:
         row["task"] = "finetuning"
-        parent = summary["parent"] or {}
-        row["parent"] = str(parent.get("run") or "")
+        parent = summary["parent"]
+        row["parent"] = ""
+        if isinstance(parent, dict):
+            row["parent"] = str(parent.get("run") or "")
         row["model"] = summary.get("model")  # its settings may name the folder of a run in its place
     row["sample_order"] = summary.get("sample_order", FIRST_SAMPLE_ORDER)
     metrics = summary.get("metrics") or {}

@@ -32,7 +32,7 @@ class RunRow(NamedTuple):
     left_out: str  # why it enters no mean, test or count
     notes: str
     # what was learned and evaluated
-    task: str  # "finetuning" for every fine-tuning
+    task: str  # "finetuning" for every run of a task with a head, but for loose runs that are tests
     task_class: str
     model: str
     data: str  # hash
@@ -149,6 +149,13 @@ def rows_with(table: DataFrame, **values: Any) -> DataFrame:
     for column, value in values.items():
         kept &= table[column] == value
     return table[kept]
+
+
+def with_labels(runs: DataFrame) -> DataFrame:
+    """The fine-tunings, and the test runs of a task that gives labels, with a result."""
+    is_test = (runs["stage"] == "test") & runs["details"].map(lambda details: "labels" in details)
+    is_usable = runs["usable"] & ~runs["diverged"]
+    return runs[is_usable & ((runs["stage"] == "finetune") | is_test)]
 
 
 def listed(numbers: Iterable[float]) -> str:

@@ -13,7 +13,7 @@ from pandas import DataFrame, Series
 
 from analysis.gate import compare_arms, differences_by_design
 from analysis.questions import Plan, groups, labels
-from analysis.runs import Columns, RunRow, each, rows_with
+from analysis.runs import Columns, RunRow, each, rows_with, with_labels
 from analysis.scores import scored_by
 from analysis.stats import Interval, t_interval
 from analysis.trust import at_edge
@@ -263,7 +263,7 @@ def downstream(runs: DataFrame) -> DataFrame:
 
     Fine-tunings on several tasks or data have a row for each of these.
     """
-    finetuned = rows_with(runs, stage="finetune", usable=True, diverged=False)
+    finetuned = with_labels(runs)
     if finetuned.empty:
         return DataFrame(columns=["arm", "score"])
     rows = []
@@ -340,7 +340,7 @@ def _over_seeds(rows: list[Columns], by: list[str]) -> DataFrame:
 
 def confusion(runs: DataFrame, arm: str) -> DataFrame | None:
     """Sum of the confusion matrices of an arm's fine-tunings, rows the true class; None where they do not fit."""
-    finetuned = rows_with(runs, stage="finetune", arm=arm, usable=True)
+    finetuned = rows_with(with_labels(runs), arm=arm)
     known_labels = set()
     matrices = []
     for details in finetuned["details"]:

@@ -15,7 +15,7 @@ from analysis.curves import crossing_at, lowest_held, thinned_to_sparsest
 from analysis.gate import BUDGET, MAX_OTHER_LOAD, compare_arms, differences_by_design
 from analysis.measure import Measure
 from analysis.questions import Plan, conditions
-from analysis.runs import each, listed, rows_with
+from analysis.runs import each, listed, rows_with, with_labels
 from analysis.scores import BASELINE, taggers_learned_nothing
 from asyncsgd.studies.files import PlannedArm, end_of_grid
 
@@ -335,7 +335,7 @@ def check_registration(study: StudyTables) -> CheckResult:
 
 
 def check_learned(study: StudyTables) -> CheckResult:
-    finetuned = rows_with(study.runs, stage="finetune", usable=True, diverged=False)
+    finetuned = with_labels(study.runs)
     if not len(finetuned):
         return NOT_APPLICABLE
     constant = []

@@ -84,6 +84,8 @@ class Config(Keys, frozen=True, kw_only=True):
             raise ValueError(f"{unknown[0]} is none of the arms {', '.join(self.arms)}")
         if self.delays[0] != 0 or list(self.delays) != sorted({*self.delays}):
             raise ValueError("delays must begin with 0 and rise: a cost is a difference from delay 0")
+        check_seeds("seeds", self.seeds)
+        check_seeds("tuning_seeds", self.tuning_seeds)
         why = ": a seed that chose a rate cannot test it"
         check_seeds("seeds and tuning_seeds", (*self.seeds, *self.tuning_seeds), why)
         for arm, other in self.rates_of.items():

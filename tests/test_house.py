@@ -29,9 +29,9 @@ class Limits(NamedTuple):
 
 
 LIMITS = {
-    "asyncsgd": Limits(225_300, 9.9, 5.0),
-    "analysis": Limits(79_250, 10.3, 1.0),
-    "experiments": Limits(34_700, 11.5, 1.0),
+    "asyncsgd": Limits(225_400, 9.9, 5.0),
+    "analysis": Limits(79_400, 10.3, 1.0),
+    "experiments": Limits(34_750, 11.5, 1.0),
     "tests": Limits(283_200, 12.6, 1.0),
 }
 FLAG_PRODUCTS = 12

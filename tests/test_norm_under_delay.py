@@ -153,7 +153,7 @@ def test_a_seed_whose_run_without_delay_diverged_is_no_answer(diverged):
         ({"rates_of": {"running": "batch"}}, "batch is none of the arms"),
         ({"rates_of": {"running": "group", "group": "running"}}, "rates of group, which has none of its own"),
         ({"seeds": (1, 2)}, r"seeds and tuning_seeds must name each seed once, they share \[1\]"),
-        ({"seeds": (10, 10, 11)}, r"they share \[10\]"),
+        ({"seeds": (10, 10, 11)}, r"seeds must name each seed once, they share \[10\]$"),
     ],
 )
 def test_a_config_that_means_nothing_is_refused(changes, words):

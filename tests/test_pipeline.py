@@ -269,6 +269,8 @@ def test_a_pipeline_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, sch
     whole = tmp_path / "whole"
     run = tmp_path / "run"
     train(NextToken(), Pipeline(2, 2, schedule), samples=64, folder=run, **more)
+    with pytest.raises(UsageError, match="divi"):
+        train(NextToken(), Pipeline(2, 2, schedule), samples=120, folder=run, resume=True, micro_batches=5, **more)
     resumed = train(NextToken(), Pipeline(2, 2, schedule), samples=120, folder=run, resume=True, **more)
     expected = train(NextToken(), Pipeline(2, 2, schedule), samples=120, folder=whole, **more)
     assert torch.equal(parameters(resumed), parameters(expected))

@@ -290,7 +290,8 @@ def as_led(run: Run, settings: Mapping[str, Any], typed: Collection[str]) -> Run
     if different:
         raise RunError(f"it was started with other settings ({', '.join(different)}); type the same on every host")
     if lacks_folder:
-        return run_of_values(settings, Given(task=type(run.task)), run.output)
+        with_parts = {**settings, "micro_batches": run.micro_batches}  # a pipeline needs as many as stages
+        return run_of_values(with_parts, Given(task=type(run.task)), run.output)
     return run
 
 

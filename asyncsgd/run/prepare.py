@@ -97,6 +97,10 @@ def prepare(asked: Asked, torchrun_world: World | None, hosts: Hosts | None, sto
     task = run.task
     limits = run.limits
     if run.micro_batches > 1:
+        if run.runtime.cuts_model and task.batch_size % run.micro_batches:
+            raise UsageError(
+                f"--micro-batches {run.micro_batches} of a pipeline have one size; type a divisor of {task.batch_size}"
+            )
         task.split(task.data(run.seed).batch(0, 0), run.micro_batches)  # refused here, and not in every worker
     if run.machine.prefetch and isinstance(task.data(run.seed), DatasetData):
         raise UsageError(

@@ -287,6 +287,10 @@ class Pipeline(Runtime):
                 f"--pipeline-schedule 1f1b, which is the same order",
             ),
             (
+                schedule == "deepspeed" and here < number,
+                f"{of_schedule} runs on one host; type --pipeline-schedule 1f1b, which is the same order",
+            ),
+            (
                 schedule in ("2bw", "deepspeed") and number != stages,
                 f"{of_schedule} has one replica here; type --nproc {stages}, or --pipeline-schedule 1f1b",
             ),

@@ -108,6 +108,7 @@ def test_a_plain_folder_gives_the_same_rows_and_fine_tuning_is_in_none(tmp_path,
     for number, loss in enumerate((5.0, 5.2)):
         write_run(tmp_path / f"one{number}", ONE, straight(6.0, loss, seconds=20.0), seed=number)
     write_finetuning(tmp_path / "ft", seed=0, macro_f1=0.5, parent=None)
+    write_run(tmp_path / "head", ONE, straight(1.0, 0.5, seconds=20.0), task="classification", parent=None)
     (row,), _ = notes_of(tmp_path, capsys)
     assert row["mode"] == "single"
     assert row["processes x batch"] == "1 x 64"

@@ -277,6 +277,16 @@ def test_loose_runs_of_a_task_with_a_head_are_compared_where_their_beginning_is_
     assert (answer.n, answer.estimate) == (6, pytest.approx(0.225))
 
 
+def test_loose_runs_of_a_task_with_a_head_have_their_scores_whatever_the_summary_lacks(tmp_path):
+    for seed, score in enumerate((0.5, 0.7)):
+        write_finetuning(tmp_path / f"s{seed}", seed=seed, macro_f1=score, parent=None)
+    (row,) = asyncsgd.load(tmp_path).table("downstream").itertuples()
+    assert row.score == pytest.approx(0.6)
+    write_run(tmp_path / "own", ASYNC, CURVE, task="finetuning")  # as a task of one's own may be called
+    edit_json(tmp_path / "s1" / "summary.json", task=None)
+    assert asyncsgd.load(tmp_path).runs.loc[["s0", "s1"], "stage"].tolist() == ["test", "test"]
+
+
 @pytest.mark.parametrize(("written", "told"), [("", "in format 1, of an older"), ("3", "in format 3, of a newer")])
 def test_settings_in_the_format_of_another_version_are_not_read(written, told, tmp_path):
     path = write_run(tmp_path / "a", ASYNC, CURVE) / "settings.yaml"
