@@ -26,7 +26,7 @@ turn_by_turn = [("arrive", 0), ("arrive", 1), ("arrive", 2)] * 5
 @example(before=turn_by_turn, after=everybody_leaves_and_comes_back + turn_by_turn, num_workers=4)
 @example(before=turn_by_turn[:7], after=turn_by_turn, num_workers=3)
 @example(before=turn_by_turn[:8], after=everybody_leaves_and_comes_back + turn_by_turn, num_workers=4)
-@settings(deadline=None)
+@settings(max_examples=20)
 def test_a_rule_keeps_its_contract(rule, before, after, num_workers):
     """Every gradient is in one place and somebody is always computing (`Driver` looks after each event); the same
     arrivals give the same replies and bits; and the state comes back from a file in mid-run, with nothing shared."""
@@ -196,7 +196,7 @@ def test_workers_of_one_constant_speed_have_delays_0_1_up_to_n_minus_one_and_the
 
 
 @given(weights=st.lists(st.integers(1, 1000), min_size=1, max_size=8), seed=st.integers(0, 9))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_what_is_held_is_taken_out_as_the_weighted_mean_of_float64_and_leaves_nothing(weights, seed):
     gradients = torch.randn(len(weights), 64, generator=torch.Generator().manual_seed(seed))
     held = Held()
