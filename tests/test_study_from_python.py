@@ -7,8 +7,8 @@ import json
 import math
 import os
 import signal
-import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,7 +18,6 @@ import pytest
 import torch
 import yaml
 from doors import (
-    ROOT,
     SGD,
     AllReduce,
     Asynchronous,
@@ -331,19 +330,13 @@ print(len(done.runs))
 )
 
 
-def test_a_class_of_a_notebook_is_studied_in_this_process_and_in_no_other_one(tmp_path):
+def test_a_class_of_a_notebook_is_studied_in_this_process_and_in_no_other_one(tmp_path, monkeypatch, capsys):
     """As a notebook's, the code is in no file."""
-    ended = subprocess.run(
-        [sys.executable, "-"],
-        input=NOTEBOOK,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ended.returncode == 0, ended.stderr
-    first, second, *_, last = ended.stdout.splitlines()
+    notebook = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+    monkeypatch.chdir(tmp_path)
+    exec(NOTEBOOK, vars(notebook))
+    first, second, *_, last = capsys.readouterr().out.splitlines()
     assert first.startswith("Line is not defined in a file that worker processes can import; put it into one")
     assert second.startswith("jobs=2 makes runs in other processes, which cannot import Line from a script")
     assert last == "4"
