@@ -56,21 +56,6 @@ def packages(site):
     return site
 
 
-COMMANDS = """
-import contextlib, io, json, sys
-from asyncsgd.__main__ import main
-
-for line in sys.argv[1:]:
-    out, err = io.StringIO(), io.StringIO()
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main(line.split())
-    except SystemExit as end:
-        code = end.code
-    print(json.dumps([code, out.getvalue(), err.getvalue()]))
-"""
-
-
 def typed(line):
     """What a command says, in a process of its own, which has looked for packages itself."""
     ended = cli(line, alone=True)
@@ -80,9 +65,8 @@ def typed(line):
 
 def texts(*lines):
     """What commands of asyncsgd say: what is printed of those that succeed, the one line of those that are refused."""
-    done = subprocess.run([sys.executable, "-c", COMMANDS, *lines], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    for code, out, err in map(json.loads, done.stdout.splitlines()):
+    for line in lines:
+        code, out, err = cli(f"asyncsgd {line}", alone=True)
         assert (code, err.count("\n")) in ((0, 0), (2, 1)), err
         yield out if code == 0 else err.rstrip("\n")
 
