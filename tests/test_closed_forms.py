@@ -104,7 +104,7 @@ def test_at_fixed_speeds_a_workers_mean_delay_is_one_minus_its_share_over_its_sh
 
 @pytest.mark.parametrize("rates", [[1.0] * 5, [3.0, 1.0, 0.5]])
 def test_at_exponential_speeds_a_workers_delays_are_geometric_with_its_share_of_the_rates(rates):
-    done = run(rules.Asynchronous(), of_rates(rates, seed=1), samples=6000)
+    done = run(rules.Asynchronous(), of_rates(rates, seed=1), samples=3000)
     for worker, rate in enumerate(rates):
         share = rate / sum(rates)
         delays = delays_of(done, worker)[1:]  # the first one starts with everybody's
@@ -123,7 +123,7 @@ def test_at_exponential_speeds_a_workers_delays_are_geometric_with_its_share_of_
 @pytest.mark.parametrize("num_workers", [2, 3, 6])
 def test_ringleader_attains_two_n_minus_two(num_workers):
     delays = []
-    for seed in range(20):
+    for seed in range(8):
         sampler = Exponential().on(num_workers, seed)
         done = run(rules.Ringleader(), sampler, samples=300)
         for event in done.events:
@@ -168,7 +168,7 @@ def lyapunov(delay, a):
     return float(linalg.solve_discrete_lyapunov(matrix, noise)[0, 0])
 
 
-@pytest.mark.parametrize("delay", [0, 1, 2, 4, 7])
+@pytest.mark.parametrize("delay", [0, 1, 4, 7])
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_the_stationary_variance_of_a_fixed_delay_is_that_of_the_lyapunov_equation(delay, num_workers):
     # The variance is eta^2 sigma^2 sum_k h_k^2, h the response to one impulse of noise: exact, nothing is averaged.
@@ -189,7 +189,7 @@ def test_the_stationary_variance_of_a_fixed_delay_is_that_of_the_lyapunov_equati
             assert found == pytest.approx(lyapunov(delay, a), rel=1e-8)
 
 
-@pytest.mark.parametrize(("num_workers", "updates"), [(2, 8), (3, 6)])
+@pytest.mark.parametrize(("num_workers", "updates"), [(2, 8), (3, 5)])
 def test_in_the_mean_exponential_workers_have_momentum_one_minus_one_over_m_exactly(num_workers, updates):
     # Every order of arrivals is equally likely (no memory), so the mean over all of them is the expectation.
     steps = np.array([0.1, 0.7, 2.0])
@@ -214,7 +214,7 @@ SLOPES = np.array([1.0, -2.0, 3.0])
 SECONDS = (1.0, 2.3, 5.1)
 
 
-@pytest.mark.parametrize("num_local_steps", [1, 2, 5, 20])
+@pytest.mark.parametrize("num_local_steps", [1, 2, 20])
 @pytest.mark.parametrize("of", [rules.LocalSGD, lambda h: rules.DiLoCo(h, 0.7, 0.5)], ids=["local_sgd", "diloco"])
 def test_local_sgd_stops_at_the_drift_weighted_optimum_and_not_at_the_optimum(of, num_local_steps):
     rate = 0.2
@@ -258,12 +258,10 @@ def accepted_weights(done, factor):
     ("rule", "expected", "tolerance"),
     [
         (rules.Synchronous(), 0.5714, 0.0001),
-        (rules.KSync(quorum=3), 0.5714, 0.0001),
         (rules.KAsync(quorum=3), 0.5714, 0.0001),
         (rules.Ringleader(), 0.5714, 0.0001),
         (rules.IA2SGD(), 0.5714, 0.001),
         (rules.Rescaled(), 0.5735, 0.004),
-        (rules.SSP(slack=1), 0.568, 0.004),
         (rules.SSP(slack=3), 0.568, 0.004),
     ],
     ids=str,
@@ -279,9 +277,7 @@ def test_where_rules_settle_on_workers_that_disagree(rule, expected, tolerance):
         (rules.Asynchronous(), lambda delay: 1.0),
         (rules.DelayAdaptive(), lambda delay: 3 / max(3, delay)),
         (rules.FedBuff(buffer=2, num_local_steps=1), lambda delay: (1 + delay) ** -0.5),
-        (rules.FedBuff(buffer=3, num_local_steps=1), lambda delay: (1 + delay) ** -0.5),
         (rules.Ringmaster(threshold=3), lambda delay: 1.0),
-        (rules.Ringmaster(threshold=4), lambda delay: 1.0),
         (rules.Ringmaster(threshold=3, stops=True), lambda delay: 1.0),
         (rules.Rennala(batch=4), lambda delay: 1.0),
         (rules.KBatchAsync(batch=2), lambda delay: 1.0),
@@ -303,7 +299,7 @@ def test_elastic_averaging_has_the_bias_of_frequency_in_the_limit_of_small_steps
     assert 2 * near - far == pytest.approx(expected, abs=0.003)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("num_local_steps", [1, 3])
 def test_outer_nesterov_is_stable_iff_rate_times_p_is_below_its_limit(momentum, num_local_steps):
     bound = 2 * (1 + momentum) / (1 + 2 * momentum)
@@ -336,7 +332,7 @@ def grows_under_easgd(alpha, rate, num_workers):
 @pytest.mark.parametrize("rate", [0.5, 1.0, 1.5])
 def test_easgd_in_round_robin_is_stable_up_to_the_published_bound_and_above_it(rate, num_workers):
     # The paper's algorithm 1, with this bound, takes the gradient before the pull and applies it after: less stable.
-    for part in (0.1, 0.5, 0.99, 1.01):
+    for part in (0.5, 0.99, 1.01):
         assert not grows_under_easgd(part * easgd_bound(rate), rate, num_workers)
 
 
@@ -372,7 +368,7 @@ def test_compensation_with_the_exact_hessian_undoes_every_delay(num_workers, see
 
 
 @given(seconds=st.lists(st.integers(1, 9), min_size=1, max_size=6), batch=st.integers(1, 12))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_a_round_of_rennala_takes_the_first_time_by_which_all_could_have_made_a_batch(seconds, batch):
     done = run(rules.Rennala(batch), fixed(*map(float, seconds)), samples=6 * batch + len(seconds))
     number = 0
@@ -389,7 +385,7 @@ def test_a_round_of_rennala_takes_the_first_time_by_which_all_could_have_made_a_
 
 
 @given(seconds=st.lists(st.integers(1, 9), min_size=1, max_size=5), slack=st.integers(0, 4), rounds=st.integers(5, 25))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_with_fixed_speeds_stale_synchronous_passes_n_over_the_slowest_time_whatever_its_slack(seconds, slack, rounds):
     slowest = max(seconds)
     num_workers = len(seconds)
@@ -401,7 +397,7 @@ def test_with_fixed_speeds_stale_synchronous_passes_n_over_the_slowest_time_what
 
 
 P = 8
-QUORUMS = (1, 2, 4, 8)
+QUORUMS = (1, 4, 8)
 
 
 def order_statistic(quorum):
