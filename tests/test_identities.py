@@ -194,18 +194,16 @@ def accumulated(run, num_workers):
     return plain
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "clip_norm"), [("adamw", 0.5), *slow(("sgd", 0.0), ("sgd", 0.5), ("adamw", 0.0))]
-)
+@pytest.mark.parametrize(("optimizer", "clip_norm"), [("adamw", 0.5), *slow(("sgd", 0.0))])
 def test_all_reduce_equals_the_rule_synchronous_equals_accumulated_batches(train, optimizer, clip_norm):
-    values = OPTIMIZERS[optimizer] | {"clip_norm": clip_norm, "samples": 10 * 2 * BATCH_SIZE}
+    values = OPTIMIZERS[optimizer] | {"clip_norm": clip_norm, "samples": 6 * 2 * BATCH_SIZE}
     runs = {name: synchronous_run(train, name, 2, **values) for name in SYNCHRONOUS}
     plain = accumulated(runs["accumulate"], 2)
     expected = plain.flat()
     initial = Plain(runs["accumulate"]).flat()
     assert relative(initial, expected) > 1e-3  # it has gone somewhere
     for name, run in runs.items():
-        assert run.summary["num_updates"] == 10
+        assert run.summary["num_updates"] == 6
         assert relative(run.parameters(), expected) <= 1e-5, name
         assert run.summary["final_eval_loss"] == pytest.approx(plain.eval_loss(), rel=1e-5)
         assert run.summary["delay"]["max"] == 0
@@ -242,13 +240,8 @@ def replay(run):
             evaluations += 1
         elif record["outcome"] == "applied":
             ((_, index, _),) = record["batches"]
-            delay = len(versions) - 1 - record["read_version"]
-            if run.settings["rule"] == "staleness_aware":
-                factor = 1.0 / max(1, delay)
-            else:
-                factor = 1.0
             gradients, _ = plain.gradient(index, versions[record["read_version"]])
-            plain.step(gradients, plain.learning_rate(record["total_samples"]) * factor)
+            plain.step(gradients, plain.learning_rate(record["total_samples"]))
             versions.append(plain.point())
     return plain, evaluations
 
@@ -257,19 +250,16 @@ ASYNCHRONOUS = [
     {"rule": "asynchronous", "nproc": 3, "transport": "process_group"},
     {"rule": "ringmaster:threshold=1", "nproc": 3},
 ]
-MORE_ASYNCHRONOUS = [{"rule": "asynchronous", "nproc": 2}, {"rule": "staleness_aware", "nproc": 3}]
 ASYNCHRONOUS_VALUES = {
     "mode": "async",
     "dropout": 0.1,
-    "samples": 60 * BATCH_SIZE,
+    "samples": 32 * BATCH_SIZE,
     "evaluations": 4,
     **SCHEDULES["linear"],
 }
 
 
-@pytest.mark.parametrize(
-    "more", [*ASYNCHRONOUS, *slow(*MORE_ASYNCHRONOUS)], ids=lambda more: "-".join(map(str, more.values()))
-)
+@pytest.mark.parametrize("more", ASYNCHRONOUS, ids=lambda more: "-".join(map(str, more.values())))
 def test_the_recorded_order_of_arrivals_gives_the_run_again_bit_for_bit_and_every_evaluation(train, more):
     run = train(**ASYNCHRONOUS_VALUES, **more)
     plain, evaluations = replay(run)
@@ -284,7 +274,6 @@ def test_the_recorded_order_of_arrivals_gives_the_run_again_bit_for_bit_and_ever
         {"mode": "sync", "nproc": 3},
         {"mode": "async", "nproc": 3},
         {"mode": "hogwild", "nproc": 2},
-        *slow({"mode": "sync", "nproc": 2}, {"mode": "async", "nproc": 2}),
     ],
     ids=lambda more: "-".join(map(str, more.values())),
 )
@@ -332,7 +321,7 @@ def test_evaluations_come_at_every_so_many_samples_and_at_the_end_and_change_no_
 
 @some_modes
 def test_patience_ends_a_run_at_the_first_evaluation_after_so_many_without_a_new_lowest_loss(train, mode):
-    more = {"learning_rate": 0.05, "schedule": "constant", "evaluate_every": "8", "samples": 120, "evaluations": 8}
+    more = {"learning_rate": 0.05, "schedule": "constant", "evaluate_every": "8", "samples": 80, "evaluations": 8}
     run = train(**MORE_MODES[mode], **more, patience=3)
     patient = train(**MORE_MODES[mode], **more)
     losses = [e["loss"] for e in run.records("evaluate")]
@@ -358,7 +347,6 @@ def test_patience_ends_a_run_at_the_first_evaluation_after_so_many_without_a_new
 
 COUNTED = [
     *({**more, **ASYNCHRONOUS_VALUES} for more in ASYNCHRONOUS),
-    *slow(*({**more, **ASYNCHRONOUS_VALUES} for more in MORE_ASYNCHRONOUS)),
     {"mode": "sync", "nproc": 2},
     {"mode": "sync", "nproc": 3, "samples": 42},
     {"mode": "async", "nproc": 3, "rule": "synchronous", "samples": 42},
