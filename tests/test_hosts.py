@@ -305,16 +305,20 @@ def test_synchronous_ranks_find_each_other_where_a_hosts_own_name_is_of_no_use(f
 @pytest.mark.hosts
 @pytest.mark.parametrize(("schedule", "workers"), [("1f1b", (1, 3)), ("2bw", (1, 1))])
 def test_the_two_stages_of_a_pipeline_lie_on_two_hosts(schedule, workers, flags, tmp_path):
-    words = ["pipeline" if word == "async" else word for word in flags]
-    words += f"--pipeline-schedule {schedule} --stages 2 --micro-batches 4 --clip-norm 0 --samples 64".split()
-    alone = cli([SCRIPT.name, *words, "--nproc", str(sum(workers)), "--run-dir", tmp_path / "alone"])
+    """And the run goes on from a checkpoint that only rank 0's host has."""
+    words = ["pipeline" if word == "async" else word for word in flags] + ["--schedule", "constant"]
+    words += f"--pipeline-schedule {schedule} --stages 2 --micro-batches 4 --clip-norm 0".split()
+    more = ["--samples", "128", "--nproc", str(sum(workers)), "--run-dir", tmp_path / "alone"]
+    alone = cli([SCRIPT.name, *words, *more])
     assert alone.code == 0, alone.err
     expected = json.loads((tmp_path / "alone" / "summary.json").read_text())["parameters_sha256"]
     with hosts.Hosts(tmp_path, by_debian=True) as two:
-        two.end_well(*two.torchrun(SCRIPT, *words, workers=workers))
-        assert end_of(two) == ["DONE", sum(workers), 64]
-        assert summary_of(two)["parameters_sha256"] == expected
+        two.end_well(*two.torchrun(SCRIPT, *words, "--samples", "64", "--checkpoint-every", "8", workers=workers))
         assert "10.99.0.1 leads, and has the run's folder" in two.said(1)
+        words = [*words[words.index("--pipeline-schedule") :], "--mode", "pipeline", "--resume", "run"]
+        two.end_well(*two.torchrun(SCRIPT, *words, "--samples", "128", workers=workers))
+        assert end_of(two) == ["DONE", sum(workers), 128]
+        assert summary_of(two)["parameters_sha256"] == expected
 
 
 @pytest.mark.slow

@@ -262,17 +262,21 @@ def test_an_asynchronous_pipeline_is_the_rule_fixed_delay(tmp_path, stages, opti
 
 
 @pytest.mark.parametrize(
-    ("schedule", "optimizer"), [("2bw", AdamW()), *slow(("1f1b", AdamW()), ("2bw", torch.optim.Adafactor))]
+    ("runtime", "optimizer"),
+    [
+        (Pipeline(2, 2, "2bw"), AdamW()),
+        *slow((Pipeline(4, 2, "1f1b"), AdamW()), (Pipeline(2, 2, "2bw"), torch.optim.Adafactor)),
+    ],
 )
-def test_a_pipeline_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, schedule, optimizer):
+def test_a_pipeline_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, runtime, optimizer):
     more = {"optimizer": optimizer, "evaluate_every": 40, "checkpoint_every": 32, "keep_best": True}
     whole = tmp_path / "whole"
     run = tmp_path / "run"
-    train(NextToken(), Pipeline(2, 2, schedule), samples=64, folder=run, **more)
+    train(NextToken(), runtime, samples=64, folder=run, **more)
     with pytest.raises(UsageError, match="divi"):
-        train(NextToken(), Pipeline(2, 2, schedule), samples=120, folder=run, resume=True, micro_batches=5, **more)
-    resumed = train(NextToken(), Pipeline(2, 2, schedule), samples=120, folder=run, resume=True, **more)
-    expected = train(NextToken(), Pipeline(2, 2, schedule), samples=120, folder=whole, **more)
+        train(NextToken(), runtime, samples=120, folder=run, resume=True, micro_batches=5, **more)
+    resumed = train(NextToken(), runtime, samples=120, folder=run, resume=True, **more)
+    expected = train(NextToken(), runtime, samples=120, folder=whole, **more)
     assert torch.equal(parameters(resumed), parameters(expected))
     assert resumed.summary["best"] == expected.summary["best"]
     assert expected.summary["best"] is not None

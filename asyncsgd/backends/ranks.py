@@ -19,6 +19,7 @@ from collections.abc import Callable
 from functools import partialmethod
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -71,7 +72,7 @@ class AllRanks:
 
     def gather_bytes(self, content: bytes) -> list[bytes]:
         """Every rank's bytes on every rank. Nothing that comes over a network is unpickled."""
-        encoded = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        encoded = torch.from_numpy(np.frombuffer(bytearray(content), np.uint8))  # torch.frombuffer refuses no bytes
         lengths = self.gather(torch.tensor([len(encoded)]))[:, 0].tolist()
         row = torch.zeros(max(lengths), dtype=torch.uint8)
         row[: len(encoded)] = encoded
