@@ -17,6 +17,7 @@ from doors import (
     UsageError,
     Virtual,
     asyncsgd,
+    cli,
     seeded,
 )
 from marks import slow
@@ -273,13 +274,19 @@ def test_a_pipeline_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, run
     whole = tmp_path / "whole"
     run = tmp_path / "run"
     train(NextToken(), runtime, samples=64, folder=run, **more)
-    with pytest.raises(UsageError, match="divi"):
-        train(NextToken(), runtime, samples=120, folder=run, resume=True, micro_batches=5, **more)
     resumed = train(NextToken(), runtime, samples=120, folder=run, resume=True, **more)
     expected = train(NextToken(), runtime, samples=120, folder=whole, **more)
     assert torch.equal(parameters(resumed), parameters(expected))
     assert resumed.summary["best"] == expected.summary["best"]
     assert expected.summary["best"] is not None
+
+
+def test_a_pipeline_goes_on_in_parts_of_one_size(tmp_path):
+    more = {"micro_batches": 4, "checkpoint_every": 16, "evaluations": 1, "device": "cpu", "quiet": True}
+    asyncsgd.train(NextToken(), runtime=Pipeline(2, 2), samples=16, folder=tmp_path / "run", **more)
+    line = ["asyncsgd", "resume", tmp_path / "run", "--samples", "32", "--task", "test_pipeline:NextToken"]
+    refused = cli([*line, "--micro-batches", "5"])
+    assert refused.err == "error: --micro-batches 5 of a pipeline have one size; type a divisor of 8\n"
 
 
 @pytest.mark.parametrize(
