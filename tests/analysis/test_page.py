@@ -285,6 +285,22 @@ def test_a_picture_says_of_its_arms_what_tells_them_apart(tmp_path):
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["async vs sync, 4 workers, simulated"]
 
 
+def test_the_losses_of_two_tasks_share_no_picture(tmp_path):
+    tasks = ("masked_lm", "causal_lm")
+    for task in tasks:
+        for workers in (2, 4):
+            arm = SyntheticArm("async", workers, speeds=None)
+            write_run(tmp_path / task / str(workers), arm, CURVES[0][0], task=task, delays=[workers - 1] * 4)
+    name = "loss-delay-p95-virtual"
+    for folder, names in (
+        (tmp_path, {f"{name}-{task}".replace("_", "-") for task in tasks}),
+        (tmp_path / tasks[0], {name}),
+    ):
+        assert report(folder, "--figures", folder / "pictures").code == 0
+        drawn = {path.stem for path in (folder / "pictures").glob("loss-delay-*.svg")}
+        assert drawn == names
+
+
 def test_figures_are_written_as_pdf_and_svg_with_their_fonts(study, tmp_path):
     ended = report(study, "--format", "sentence", "--figures", tmp_path / "pictures")
     assert ended.code == 0
