@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -274,9 +274,22 @@ def set_aside(path: Path) -> Path:
         return _rename(path)
 
 
+def last_set_aside(path: Path) -> Path | None:
+    """The latest of the folders that were set aside for one at `path`; None: there is none."""
+    last = None
+    for name in _names_aside(path):
+        if not name.exists():
+            return last
+        last = name
+    return None
+
+
 def _rename(path: Path) -> Path:
-    names = (path.with_name(f"{path.name}.before-{number}") for number in itertools.count(1))
-    return path.rename(next(name for name in names if not name.exists()))
+    return path.rename(next(name for name in _names_aside(path) if not name.exists()))
+
+
+def _names_aside(path: Path) -> Iterator[Path]:
+    return (path.with_name(f"{path.name}.before-{number}") for number in itertools.count(1))
 
 
 def read_summary(path: Path) -> dict[str, Any]:

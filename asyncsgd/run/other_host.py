@@ -31,7 +31,7 @@ from asyncsgd.core.checkpoints import Found
 from asyncsgd.core.signals import NUMBERS
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.console import say
-from asyncsgd.run.choose_folder import folder_of_copies
+from asyncsgd.run.choose_folder import folder_of_copies, last_set_aside
 from asyncsgd.run.execute import Notice
 from asyncsgd.run.finish import comparable, facts_at_start, hashes_at_start
 from asyncsgd.run.found import Received, found_by, with_found
@@ -131,7 +131,7 @@ def follow_as_host(
             else:
                 keeper.start()
                 is_done = member.stay(
-                    lambda: _GOES_ON if launch.is_elastic else _left_here(keeper, goes_on), processes.how_it_ended
+                    lambda: _GOES_ON if launch.is_elastic else left_here(keeper, goes_on), processes.how_it_ended
                 )
         if launch.is_elastic and not is_done:
             raise RunError(f"{this_host.leader}, which leads, has stopped the run before it was done")
@@ -156,10 +156,12 @@ def _keeper_of(run: Run, member: Member, received: Received) -> Keeper:
     return Keeper(member.mirror(), path, events)
 
 
-def _left_here(keeper: Keeper, goes_on: Callable[[Path], str]) -> str:
+def left_here(keeper: Keeper, goes_on: Callable[[Path], str]) -> str:
     """The words in which a mirror says what is left of a run."""
     if keeper.last is None:
-        return f"{_LEFT_THERE}. No checkpoint had come to {keeper.folder} yet"
+        earlier = last_set_aside(keeper.folder)
+        kept = "" if earlier is None else f"; what a start before this one had copied lies in {earlier}"
+        return f"{_LEFT_THERE}. No checkpoint had come to {keeper.folder} yet{kept}"
     return (
         f"a copy of it up to checkpoint {keeper.last} lies here, and goes on on this host with {goes_on(keeper.folder)}"
     )
@@ -202,7 +204,7 @@ def follow_as_rank(
 
 def _left_of_synchronous_ranks(this_host: ThisHost, keeper: Keeper | None, goes_on: Callable[[Path], str]) -> str:
     """The words that another host than that of rank 0 prints where contact is lost."""
-    left = _LEFT_THERE if keeper is None else _left_here(keeper, goes_on)
+    left = _LEFT_THERE if keeper is None else left_here(keeper, goes_on)
     return f"host {this_host.number}: a rank is gone, and with it the run that {this_host.leader} leads; {left}"
 
 

@@ -15,7 +15,9 @@ from asyncsgd.backends.pair import Pair, Rendezvous
 from asyncsgd.core.checkpoints import find
 from asyncsgd.errors import UsageError
 from asyncsgd.records.run_folder import own
+from asyncsgd.run.choose_folder import set_aside
 from asyncsgd.run.found import Received, received_by
+from asyncsgd.run.other_host import left_here
 
 EVERY = 16
 SAMPLES = 64
@@ -189,3 +191,14 @@ def test_what_a_host_has_received_prepares_a_task_while_it_is_there(tmp_path):
     with pytest.raises(UsageError, match=r"received.json is damaged"):
         received_by(tmp_path)
     assert received_by(place) is None
+
+
+def test_a_mirror_without_a_copy_yet_says_where_that_of_an_earlier_start_lies(run, tmp_path):
+    copy = tmp_path / "copy"
+    with mirrored(run, copy, []) as (_, keeper):
+        assert "before" not in left_here(keeper, str)
+    for _ in range(2):  # as two new starts do
+        copy.mkdir(exist_ok=True)
+        set_aside(copy)
+    with mirrored(run, copy, []) as (_, keeper):
+        assert left_here(keeper, str).endswith(f"; what a start before this one had copied lies in {copy}.before-2")
