@@ -5,6 +5,7 @@ import importlib.util
 
 import pytest
 import torch
+import torch.distributed as dist
 from doors import (
     SGD,
     AdamW,
@@ -128,6 +129,17 @@ class Padded(NextToken):
         return model(input_ids=batch[:, :-1], attention_mask=mask).logits
 
 
+class OfUnlikeProcessors(NextToken):
+    """Has other initial parameters on each rank."""
+
+    def model(self, seed):
+        tower = super().model(seed)
+        with torch.no_grad():
+            for parameter in tower.parameters():
+                parameter += 0.01 * (dist.get_rank() if dist.is_initialized() else 0)
+        return tower
+
+
 def vector_of(model):
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 
@@ -207,6 +219,14 @@ def test_a_synchronous_pipeline_is_one_process(tmp_path, processes, stages, sche
             assert sent == within_the_replica
         else:
             assert sent > within_the_replica
+
+
+@pytest.mark.parametrize(("processes", "stages"), [(2, 2), *slow((4, 2))])
+def test_all_stages_begin_with_the_parameters_of_rank_0(processes, stages):
+    more = {"samples": 32, "optimizer": SGD()}
+    expected = train(NextToken(), Pipeline(processes, stages), **more)
+    run = train(OfUnlikeProcessors(), Pipeline(processes, stages), **more)
+    assert torch.equal(parameters(run), parameters(expected))
 
 
 @pytest.mark.slow

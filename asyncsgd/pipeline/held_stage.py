@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from asyncsgd.backends.ranks import AllRanks
 from asyncsgd.core.flat import FlatModel, Layout
 from asyncsgd.pipeline.cut import Stage, anatomy
 from asyncsgd.run.run import Run
@@ -41,13 +42,18 @@ def mean_loss(parts: Sequence[Part]) -> float:
 
 class HeldStage(nn.Module):
     """A stage with its parameters and gradients as flat vectors, as engines see it: from the number of a micro-batch,
-    one of `parts`, and hidden states to hidden states, or to the scaled loss, `(1,)`.
+    one of `parts`, and hidden states to hidden states, or to the scaled loss, `(1,)`. All ranks make theirs together.
     """
 
-    def __init__(self, run: Run, data: Data, num_stages: int, number: int) -> None:
+    def __init__(self, run: Run, data: Data, ranks: AllRanks, num_stages: int, number: int) -> None:
         super().__init__()
         task = run.task
         model = run.task.model(run.seed)
+        # Random values have other last bits on other processors.
+        for parameter in model.parameters():
+            values = parameter.detach().contiguous()
+            ranks.broadcast(values, 0)
+            parameter.detach().copy_(values)
         name_of = {id(parameter): name for name, parameter in model.named_parameters()}
         self.layout = Layout.of(model)
         """The layout of the whole model."""

@@ -109,7 +109,9 @@ class Pipeline(Replica):
         self._data = self.task.data(run.seed)
         self._row = self._group(range(self._stages))
         self._column = self._group()
-        self._copies = [HeldStage(run, self._data, self._stages, self._stage) for _ in range(self.num_copies)]
+        self._copies = [
+            HeldStage(run, self._data, self.ranks, self._stages, self._stage) for _ in range(self.num_copies)
+        ]
         held = self._held
         self._module: nn.Module = held
         layout = dataclasses.replace(held.flat.layout, names=held.names)
