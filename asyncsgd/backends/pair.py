@@ -40,7 +40,7 @@ _WORKER = 1
 _MESSAGE_CHANNEL = 0
 _VECTOR_CHANNEL = 1
 _TAG_CHANNEL = 2
-"""Messages, vectors and the tags of pieces of vectors go through three channels, which gloo calls tags."""
+"""Messages, vectors and the tags of a vector's pieces go through three channels, which gloo calls tags."""
 _FRAME_BYTES = 1024
 """Messages are sent in frames of this size."""
 _LENGTH = struct.Struct("!I")
@@ -48,7 +48,7 @@ _MAX_MESSAGE_BYTES = 1 << 28
 _MAX_POSTED = 4096
 """Before there are more sends, the oldest is waited for."""
 _PIECE_ELEMENTS = 1 << 20
-"""So many elements of a vector have one tag. While a piece is checked, the next one is received."""
+"""So many elements of a vector have one tag. While the tag of a piece is computed, the next one is on its way."""
 _LOOK_SECONDS = 0.2
 """How often `until_given_up` looks whether the pair has been given up."""
 _ALIVE = encode(Alive())
@@ -148,11 +148,13 @@ class Pair(Link):
     def send_vector(self, vector: Tensor) -> None:
         """Send a vector, which must not change before the other end answers; returns at once. To be called when the
         other end has come: see `deliver`."""
+        tags = b""
         for piece in vector.split(_PIECE_ELEMENTS):
             self._post(piece, _VECTOR_CHANNEL)
             if self._sending is not None:
-                tag = self._sending.tag(_VECTOR_CHANNEL, _bytes_of(piece))
-                self._post(_as_tensor(tag), _TAG_CHANNEL)
+                tags += self._sending.tag(_VECTOR_CHANNEL, _bytes_of(piece))
+        if self._sending is not None:
+            self._post(_as_tensor(tags), _TAG_CHANNEL)
 
     def deliver(self, vector: Tensor) -> None:
         """Wait for the other end to come, send it a vector, and wait until it is sent. The vector may change then.
@@ -384,19 +386,20 @@ class Pair(Link):
         return payload
 
     def _receive_pieces(self, pieces: Sequence[Tensor]) -> None:
-        works = []
+        """Receive the pieces of a vector, and then their tags. A piece's tag is computed while the next one comes."""
         group = self._held_group()
-        for piece in pieces:
-            tag = torch.empty(seal.TAG_BYTES, dtype=torch.uint8)
-            work = group.recv([piece], self._peer, _VECTOR_CHANNEL)
-            tag_work = None if self._receiving is None else group.recv([tag], self._peer, _TAG_CHANNEL)
-            works.append((piece, work, tag, tag_work))
-        for piece, work, tag, tag_work in works:
+        works = [group.recv([piece], self._peer, _VECTOR_CHANNEL) for piece in pieces]
+        came = torch.empty(len(pieces) * seal.TAG_BYTES, dtype=torch.uint8)
+        of_tags = None if self._receiving is None else group.recv([came], self._peer, _TAG_CHANNEL)
+        expected = b""
+        for piece, work in zip(pieces, works, strict=True):
             work.wait()
             self._has_heard = True
-            if self._receiving is not None and tag_work is not None:
-                tag_work.wait()
-                self._receiving.check(_VECTOR_CHANNEL, _bytes_of(piece), tag.numpy().tobytes())
+            if self._receiving is not None:
+                expected += self._receiving.tag(_VECTOR_CHANNEL, _bytes_of(piece))
+        if of_tags is not None:
+            of_tags.wait()
+            seal.check_equal(came.numpy().tobytes(), expected)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -21,7 +21,7 @@ TAG_BYTES = 32
 """The length of a tag as it is sent. A shorter tag has zeros after it."""
 _HEADER = struct.Struct("!QQ")
 _NONCE = struct.Struct("!IQ")
-_PROTOCOL = b"asyncsgd pair 1"
+_PROTOCOL = b"asyncsgd pair 2"
 
 
 class Untrusted(Exception):
@@ -99,8 +99,13 @@ class Seal:
 
     def check(self, kind: int, content: Any, tag: bytes) -> None:
         """Raise `Untrusted` unless `tag` is that of the next content of this kind."""
-        if not hmac.compare_digest(self.tag(kind, content), tag):
-            raise Untrusted("what came has a wrong tag")
+        check_equal(tag, self.tag(kind, content))
+
+
+def check_equal(tags: bytes, expected: bytes) -> None:
+    """Raise `Untrusted` unless the tags that came are those that were expected."""
+    if not hmac.compare_digest(tags, expected):
+        raise Untrusted("what came has a wrong tag")
 
 
 def seals(token: bytes, name: str, greetings: tuple[bytes, bytes], algorithm: Algorithm) -> tuple[Seal, Seal]:

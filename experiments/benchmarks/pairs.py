@@ -30,6 +30,7 @@ from asyncsgd.backends.pair import Pair, Rendezvous
 
 SERVER, WORKER = 0, 1
 TOKEN = b"x" * 40
+END_SECONDS = 10.0
 WAYS = ("gloo", "trusted", "aes-gcm", "hmac-sha256", "rpc")
 
 
@@ -109,6 +110,16 @@ def answer(folder, floats, turns):
         from torch.distributed import rpc
 
         rpc.shutdown()
+    leave(links)
+
+
+def leave(links):
+    """End the threads of the pairs: one that comes out of gloo while the interpreter ends would abort the process."""
+    pairs = [link for link in links.values() if isinstance(link, Pair)]
+    for pair in pairs:
+        pair.leave()
+    for pair in pairs:
+        pair.join(END_SECONDS)
 
 
 def seconds_of(way, links, vector, back):
@@ -159,6 +170,7 @@ def main():
             from torch.distributed import rpc
 
             rpc.shutdown()
+        leave(links)
         worker.join()
 
 

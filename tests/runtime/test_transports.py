@@ -609,6 +609,29 @@ def test_a_vector_of_several_pieces_comes_as_it_was(tmp_path):
     assert torch.equal(slot, vector)
 
 
+@pytest.mark.parametrize("number", range(3))
+def test_a_vector_of_which_any_piece_has_a_wrong_tag_is_not_received(number, tmp_path, monkeypatch):
+    monkeypatch.setattr("asyncsgd.backends.pair._PIECE_ELEMENTS", 4)
+    rendezvous = Rendezvous(met_in(tmp_path), token=TOKEN)
+    server = Pair(rendezvous, "worker0", serves=True, slot=[torch.zeros(12)])
+    worker = Pair(rendezvous, "worker0", serves=False)
+    server.send(Stop())
+    worker.receive()  # the pair is open now
+    right = worker._sending.tag
+    tags = iter(range(3))
+
+    def bent(kind, content):
+        tag = right(kind, content)
+        return tag[::-1] if kind == 1 and next(tags) == number else tag
+
+    worker._sending.tag = bent
+    worker.send(GradientFollows())
+    worker.send_vector(torch.ones(12))
+    worker.send(Ready("sent"))
+    with pytest.raises(Gone, match="what came has a wrong tag"):
+        server.receive()
+
+
 def test_who_delivers_to_an_end_that_receives_nothing_goes_on_when_the_pair_is_given_up(tmp_path):
     """As a copy of a checkpoint for a host that is cut off: the vector is more than a socket holds."""
     rendezvous = Rendezvous(met_in(tmp_path), token=TOKEN)
