@@ -215,6 +215,14 @@ def test_a_run_goes_on_in_its_own_folder_alone_and_one_that_cannot_be_written_is
     assert sorted(path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("flag", ["--run-dir", "--runs-dir"])
+def test_a_place_where_no_folder_can_be_made_is_told_with_its_flag(flag, small, tmp_path):
+    (tmp_path / "file").touch()
+    ended = cli(f"train.py masked_lm {' '.join(small)} {flag} {tmp_path / 'file' / 'runs'}")
+    assert ended.code == 2
+    assert f"cannot be written (Not a directory); type {flag} FOLDER" in ended.err
+
+
 def test_no_unit_is_named_for_the_loss_of_a_task_that_states_none(tmp_path):
     """Plane's loss is a squared error; a cross entropy in nats says so by its `loss_unit`."""
     asyncsgd.train(Plane(), samples=8, folder=tmp_path / "run", quiet=True, device="cpu")
