@@ -7,7 +7,7 @@ import shutil
 import pytest
 import yaml
 from doors import UsageError, asyncsgd
-from scenarios import row_of
+from scenarios import TARGET, row_of
 from synthetic import SyntheticArm, edit_json, planned, straight, write_finetuning, write_plan, write_run, write_study
 
 SYNC = SyntheticArm("sync")
@@ -165,6 +165,8 @@ ON_TEST_SEEDS = "the target is of runs on seeds that test it: 101"
         ({}, {}, "pilot", ON_TEST_SEEDS),
         ({}, {}, "tuning", ON_TEST_SEEDS),
         ({"target_from": "given in the config"}, {}, "tuning", ""),
+        ({}, {"targets": {SYNC.name: TARGET + 0.1}}, None, "analysis.yaml is not what it was when the test runs began"),
+        ({}, {"targets": {SYNC.name: TARGET}}, None, ""),
         ({}, {}, None, ""),
     ],
 )
