@@ -127,20 +127,21 @@ def scatter_pictures(study: Study) -> Iterator[Picture]:
     used = tables.tested(study.runs)
     alive = used[~used["diverged"]]
     for clock, of_clock in alive.groupby("clock"):
-        for task, own in _by_task(of_clock):
+        for suffix, task, own in _by_task(of_clock):
             for x, y in (("workers", "samples_per_second"), ("delay_p95", "loss"), ("seconds", "loss")):
                 varies = (own.groupby("algorithm")[x].nunique() > 1).any()
                 if varies and _one_machine(own, (x, y)):
-                    name = "-".join((y, x, clock, *task)).replace("_", "-")
-                    title = ", ".join((f"{y} against {x}".replace("_", " "), f"{clock} clock", *task))
+                    name = f"{y}-{x}-{clock}{suffix}".replace("_", "-")
+                    title = f"{y} against {x}, {clock} clock".replace("_", " ") + task
                     yield draw_picture(name, title, "", plots.against, own, styles, x, y, log=x == "workers")
     # without a plan, tuning alone has no arms
     is_tried = (study.runs["stage"] == "tuning") & study.runs["arm"].isin(study.arms.index)
-    for task, tried in _by_task(study.runs[is_tried & study.runs["loss"].notna()]):
+    for suffix, task, tried in _by_task(study.runs[is_tried & study.runs["loss"].notna()]):
         if tried["learning_rate"].nunique() > 1:
-            name = "-".join(("rates", *task)).replace("_", "-")
-            title = ", ".join(("loss against learning rate", *task))
-            yield draw_picture(name, title, "", plots.against, tried, styles, "learning_rate", "loss", log=True)
+            title = f"loss against learning rate{task}"
+            yield draw_picture(
+                f"rates{suffix}", title, "", plots.against, tried, styles, "learning_rate", "loss", log=True
+            )
     for number, group in enumerate(groups_of(study)):
         counts = _delays_of(_of_group(study, group))
         if counts:
@@ -230,12 +231,16 @@ def _delays_of(runs: Any) -> dict[str, Counter[int]]:
     return {arm: counts for arm, counts in found.items() if any(counts)}
 
 
-def _by_task(runs: DataFrame) -> Iterator[tuple[tuple[str, ...], DataFrame]]:
-    """The runs of each task, with its name where there are several: the losses of two tasks have no common axis."""
+def _by_task(runs: DataFrame) -> Iterator[tuple[str, str, DataFrame]]:
+    """The runs of each task, since the losses of two tasks have no common axis. In front of them stands what the name
+    and the title of a picture end with, which is empty where there is one task.
+    """
     tasks = runs["task"].unique()
-    for task in tasks:
-        name = (str(task),) if len(tasks) > 1 else ()
-        yield name, runs[runs["task"] == task]
+    if len(tasks) < 2:
+        yield "", "", runs
+        return
+    for number, task in enumerate(tasks):
+        yield f"-{number}", f", {task or 'task not known'}", runs[runs["task"] == task]
 
 
 def _one_machine(runs: Any, axes: tuple[str, str]) -> bool:

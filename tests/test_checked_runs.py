@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+import torch.distributed as dist
 from doors import (
     SGD,
     AdamW,
@@ -12,6 +13,7 @@ from doors import (
     Hogwild,
     InProcess,
     Processes,
+    RunError,
     UsageError,
     Virtual,
     asyncsgd,
@@ -117,3 +119,20 @@ def test_a_task_that_cannot_be_pickled_is_refused_for_processes_alone():
     asyncsgd.train(Local(), runtime=Virtual(2), samples=16, **STEP)
     with pytest.raises(UsageError, match="the task Local cannot be sent to worker processes"):
         asyncsgd.train(Local(), runtime=Processes(2), samples=16, **STEP)
+
+
+class WrongOnRank1(Plane):
+    def loss(self, outputs, batch):
+        if dist.is_initialized() and dist.get_rank() == 1:
+            raise ValueError("a mistake")
+        return super().loss(outputs, batch)
+
+
+def test_a_rank_that_raises_is_not_said_to_be_lost_where_asynchronous_training_would_go_on(capfd):
+    with pytest.raises(RunError) as lost:
+        asyncsgd.train(WrongOnRank1(), runtime=AllReduce(2), samples=16, **STEP)
+    assert str(lost.value).startswith("rank 1 is lost (it raised the error that stands above) and ")
+    assert str(lost.value).endswith("; the other ranks were stopped")
+    told = capfd.readouterr().err
+    assert told.startswith("rank 1 failed:\nTraceback ")
+    assert told.endswith("\nValueError: a mistake\n\n")

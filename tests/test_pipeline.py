@@ -13,6 +13,7 @@ from doors import (
     FixedDelay,
     InProcess,
     Pipeline,
+    RunError,
     Task,
     TensorData,
     UsageError,
@@ -129,14 +130,22 @@ class Padded(NextToken):
         return model(input_ids=batch[:, :-1], attention_mask=mask).logits
 
 
-class OfUnlikeProcessors(NextToken):
-    """Has other initial parameters on each rank."""
+@dataclasses.dataclass(frozen=True)
+class ByProcessor(NextToken):
+    """Has parameters of several kinds, which may have other values on each rank."""
+
+    differ: bool = True
 
     def model(self, seed):
         tower = super().model(seed)
-        with torch.no_grad():
-            for parameter in tower.parameters():
-                parameter += 0.01 * (dist.get_rank() if dist.is_initialized() else 0)
+        tower.blocks[0].number = nn.Parameter(torch.tensor([7], dtype=torch.int16), requires_grad=False)
+        tower.blocks[1].same = nn.Parameter(torch.ones(1).expand(WIDTH), requires_grad=False)
+        if self.differ and dist.is_initialized():
+            with torch.no_grad():
+                for parameter in tower.parameters():
+                    if parameter.requires_grad:
+                        parameter += 0.01 * dist.get_rank()
+                tower.blocks[0].number += dist.get_rank()
         return tower
 
 
@@ -224,8 +233,8 @@ def test_a_synchronous_pipeline_is_one_process(tmp_path, processes, stages, sche
 @pytest.mark.parametrize(("processes", "stages"), [(2, 2), *slow((4, 2))])
 def test_all_stages_begin_with_the_parameters_of_rank_0(processes, stages):
     more = {"samples": 32, "optimizer": SGD()}
-    expected = train(NextToken(), Pipeline(processes, stages), **more)
-    run = train(OfUnlikeProcessors(), Pipeline(processes, stages), **more)
+    expected = train(ByProcessor(differ=False), Pipeline(processes, stages), **more)
+    run = train(ByProcessor(), Pipeline(processes, stages), **more)
     assert torch.equal(parameters(run), parameters(expected))
 
 
@@ -328,3 +337,18 @@ def test_a_pipeline_goes_on_in_parts_of_one_size(tmp_path):
 def test_what_a_pipeline_cannot_do_is_refused(runtime, more, said):
     with pytest.raises(UsageError, match=said):
         train(**{"task": NextToken(), "runtime": Pipeline(*runtime)} | more)
+
+
+class WithShortLastPart(NextToken):
+    def split(self, batch, parts):
+        *others, last = super().split(batch, parts)
+        return [*others, last[:, :-1] if parts == 4 else last]
+
+
+def test_parts_of_which_the_last_is_shorter_end_a_pipeline_with_the_reason():
+    """Both ranks find it. The first to end is named, by its error or as the rank that has printed one."""
+    reasons = (
+        r"of \(2, 6, 16\) and \(2, 5, 16\), and a pipeline needs one shape|rank 1 .it raised the error that stands"
+    )
+    with pytest.raises(RunError, match=reasons):
+        train(WithShortLastPart(), Pipeline(2, 2))

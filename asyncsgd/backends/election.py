@@ -1,7 +1,7 @@
 """Which host leads a run in which hosts come and go.
 
 With ``torchrun --nnodes MIN:MAX`` all ranks are started again when a host comes, and torchrun numbers the hosts anew,
-by their addresses. The folder of the run stays where it is. So the host with the newest checkpoint of the run leads,
+by their names. The folder of the run stays where it is. So the host with the newest checkpoint of the run leads,
 whatever torchrun's number of it is, and hosts and workers are numbered from it on.
 
 The process of torchrun's rank 0 opens the store, hears what each host has, and tells each its part:

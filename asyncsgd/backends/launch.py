@@ -56,10 +56,12 @@ TIMEOUT = datetime.timedelta(minutes=30)
 """The longest wait for another rank. A rank whose process has ended is noticed at once; this limit is for ranks that
 hang and hosts that vanish. Loading a large corpus, a gradient or an evaluation shard may take almost as long."""
 OUT_OF_MEMORY = 4
+RAISED = 5
 NO_BATCH_LEFT = 6
 """A process tells the leader with these exit codes why it ended; `REASONS` has a sentence for each."""
 REASONS = {
     OUT_OF_MEMORY: errors.OUT_OF_MEMORY,
+    RAISED: "it raised the error that stands above",
     NO_BATCH_LEFT: "the data end with the budget, and the worker was given a batch after their end",
 }
 _FORK_SERVER_GONE = 255

@@ -55,7 +55,10 @@ _ALIVE = encode(Alive())
 """A sign of life that says no more. Nobody needs to receive it."""
 _PROOF = b"asyncsgd"
 """The first message that has a tag."""
-_OTHER_TOKEN = "it does not prove that it has the token; give all hosts the same one, or all --trust-network"
+_OTHER_TOKEN = (
+    "it does not prove that it has the token; give all hosts the same one, and the same asyncsgd, or all "
+    "--trust-network"
+)
 _TRUSTING = "it has a token and this side trusts the network; give all hosts the token, or all --trust-network"
 
 

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import torch
 
-from asyncsgd.backends.launch import OUT_OF_MEMORY, REASONS
+from asyncsgd.backends.launch import OUT_OF_MEMORY, RAISED, REASONS
 from asyncsgd.core.signals import NUMBERS
 from asyncsgd.errors import is_out_of_memory
 from asyncsgd.run.run import Run
@@ -58,10 +58,10 @@ def set_up_process(threads: int) -> None:
 
 
 def fail(who: str, error: Exception) -> NoReturn:
-    """End this process because of `error`. The exit code tells a leader that has started it whether memory ran out."""
-    code = OUT_OF_MEMORY if is_out_of_memory(error) else 1
-    if code == 1:
-        print(f"{who} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-    elif parent_process() is None:
-        print(f"{who}: {REASONS[code]}", file=sys.stderr, flush=True)
-    os._exit(code)
+    """End this process because of `error`. The exit code tells a leader that has started it why."""
+    if is_out_of_memory(error):
+        if parent_process() is None:
+            print(f"{who}: {REASONS[OUT_OF_MEMORY]}", file=sys.stderr, flush=True)
+        os._exit(OUT_OF_MEMORY)
+    print(f"{who} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+    os._exit(1 if parent_process() is None else RAISED)

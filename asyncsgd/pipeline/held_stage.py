@@ -51,9 +51,10 @@ class HeldStage(nn.Module):
         model = run.task.model(run.seed)
         # Random values have other last bits on other processors.
         for parameter in model.parameters():
-            values = parameter.detach().contiguous()
-            ranks.broadcast(values, 0)
-            parameter.detach().copy_(values)
+            values = parameter.detach().clone(memory_format=torch.contiguous_format)
+            ranks.broadcast(values.reshape(-1).view(torch.uint8), 0)  # gloo knows few dtypes
+            if not torch.equal(values, parameter):
+                parameter.detach().copy_(values)
         name_of = {id(parameter): name for name, parameter in model.named_parameters()}
         self.layout = Layout.of(model)
         """The layout of the whole model."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import itertools
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -274,22 +275,15 @@ def set_aside(path: Path) -> Path:
         return _rename(path)
 
 
-def last_set_aside(path: Path) -> Path | None:
-    """The latest of the folders that were set aside for one at `path`; None: there is none."""
-    last = None
-    for name in _names_aside(path):
-        if not name.exists():
-            return last
-        last = name
-    return None
+def newest_set_aside(path: Path) -> Path | None:
+    """Of the folders that were set aside for one at `path`, that with the newest checkpoint; None: none has one."""
+    aside = [other for other in path.parent.glob(f"{glob.escape(path.name)}.before-*") if has_checkpoint(other)]
+    return max(aside, key=lambda other: (other / CHECKPOINTS).stat().st_mtime, default=None)
 
 
 def _rename(path: Path) -> Path:
-    return path.rename(next(name for name in _names_aside(path) if not name.exists()))
-
-
-def _names_aside(path: Path) -> Iterator[Path]:
-    return (path.with_name(f"{path.name}.before-{number}") for number in itertools.count(1))
+    names = (path.with_name(f"{path.name}.before-{number}") for number in itertools.count(1))
+    return path.rename(next(name for name in names if not name.exists()))
 
 
 def read_summary(path: Path) -> dict[str, Any]:

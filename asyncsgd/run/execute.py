@@ -21,7 +21,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from asyncsgd.backends.hosts import Hosts
-from asyncsgd.backends.launch import ChildProcesses, World
+from asyncsgd.backends.launch import RAISED, REASONS, ChildProcesses, World
 from asyncsgd.backends.link import Inherited, Link
 from asyncsgd.backends.pair import LinkSource, Pair, Rendezvous
 from asyncsgd.backends.processes import HowItEnded, ProcessBackend
@@ -454,10 +454,12 @@ def _run_rank_zero(live: Live, worker: Worker | None, resume: tuple[Path, str] |
 
 def _rank_is_lost(processes: ChildProcesses, num_workers: int, error: RuntimeError | None) -> RunError:
     rank, reason = _first_lost(processes, num_workers, error)
-    return RunError(
-        f"rank {rank} is lost ({reason}) and synchronous training cannot go on without it; the other ranks "
-        f"were stopped. --mode async goes on when a worker is lost"
+    lost = (
+        f"rank {rank} is lost ({reason}) and synchronous training cannot go on without it; the other ranks were stopped"
     )
+    if reason == REASONS[RAISED]:  # as each worker of an asynchronous run would
+        return RunError(lost)
+    return RunError(f"{lost}. --mode async goes on when a worker is lost")
 
 
 def _first_lost(processes: ChildProcesses, num_workers: int, error: RuntimeError | None) -> tuple[int, str]:

@@ -31,7 +31,7 @@ from asyncsgd.core.checkpoints import Found
 from asyncsgd.core.signals import NUMBERS
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.console import say
-from asyncsgd.run.choose_folder import folder_of_copies, last_set_aside
+from asyncsgd.run.choose_folder import folder_of_copies, newest_set_aside
 from asyncsgd.run.execute import Notice
 from asyncsgd.run.finish import comparable, facts_at_start, hashes_at_start
 from asyncsgd.run.found import Received, found_by, with_found
@@ -159,8 +159,8 @@ def _keeper_of(run: Run, member: Member, received: Received) -> Keeper:
 def left_here(keeper: Keeper, goes_on: Callable[[Path], str]) -> str:
     """The words in which a mirror says what is left of a run."""
     if keeper.last is None:
-        earlier = last_set_aside(keeper.folder)
-        kept = "" if earlier is None else f"; what a start before this one had copied lies in {earlier}"
+        earlier = newest_set_aside(keeper.folder)
+        kept = "" if earlier is None else f"; an earlier copy lies in {earlier}"
         return f"{_LEFT_THERE}. No checkpoint had come to {keeper.folder} yet{kept}"
     return (
         f"a copy of it up to checkpoint {keeper.last} lies here, and goes on on this host with {goes_on(keeper.folder)}"

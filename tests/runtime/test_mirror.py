@@ -193,12 +193,13 @@ def test_what_a_host_has_received_prepares_a_task_while_it_is_there(tmp_path):
     assert received_by(place) is None
 
 
-def test_a_mirror_without_a_copy_yet_says_where_that_of_an_earlier_start_lies(run, tmp_path):
+def test_a_mirror_without_a_copy_yet_says_where_an_earlier_one_lies(run, tmp_path):
     copy = tmp_path / "copy"
-    with mirrored(run, copy, []) as (_, keeper):
-        assert "before" not in left_here(keeper, str)
-    for _ in range(2):  # as two new starts do
+    keeper = Keeper(None, copy, None)
+    assert "earlier" not in left_here(keeper, str)
+    for has_come in (False, True, False):  # the copies of three starts
+        if has_come:
+            shutil.copytree(run, copy)
         copy.mkdir(exist_ok=True)
         set_aside(copy)
-    with mirrored(run, copy, []) as (_, keeper):
-        assert left_here(keeper, str).endswith(f"; what a start before this one had copied lies in {copy}.before-2")
+    assert left_here(keeper, str).endswith(f"; an earlier copy lies in {copy}.before-2")

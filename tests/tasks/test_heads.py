@@ -183,6 +183,8 @@ def test_what_labels_or_a_collapsed_model_leave_undefined_is_none_or_0_and_never
     assert one_class["matthews"] is None
     assert one_class["f1"] is None
     assert collapsed["matthews"] == 0.0
+    one_of_each = HEADS["single"].metrics({"confusion": np.eye(2, dtype=int)}, None)
+    assert one_of_each["matthews"] == 1.0
     assert collapsed["f1"] == 0.0
     for true, expected in ((0, None), (4, 0.0)):
         sums = {"counts": np.array([[0, 0, true], [0, 0, 0]]), "exact": 1, "texts": 5}
