@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 from commands import Command, until
-from doors import ROOT, Finished, asyncsgd, cli
+from doors import ROOT, Ended, Finished, asyncsgd, cli
 from doors_campaign import drawn_line, typed
 
 
@@ -177,6 +177,10 @@ def test_a_task_is_checked_from_the_command_line(folder):
     if not torch.cuda.is_available():
         assert "torch sees no GPU here" in cli("asyncsgd check tasks:Plane --device cuda").err
     assert list(folder.glob("runs")) == []
+
+
+def test_the_version_is_one_line(folder):
+    assert cli(["asyncsgd", "--version"]) == Ended(0, f"asyncsgd {asyncsgd.__version__}\n", "")
 
 
 @pytest.mark.parametrize("words", [[], ["--help"]])
