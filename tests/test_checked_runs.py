@@ -128,11 +128,8 @@ class WrongOnRank1(Plane):
         return super().loss(outputs, batch)
 
 
-def test_a_rank_that_raises_is_not_said_to_be_lost_where_asynchronous_training_would_go_on(capfd):
+def test_a_rank_that_raises_is_not_said_to_be_lost_where_asynchronous_training_would_go_on():
     with pytest.raises(RunError) as lost:
         asyncsgd.train(WrongOnRank1(), runtime=AllReduce(2), samples=16, **STEP)
     assert str(lost.value).startswith("rank 1 is lost (it raised the error that stands above) and ")
     assert str(lost.value).endswith("; the other ranks were stopped")
-    told = capfd.readouterr().err
-    assert told.startswith("rank 1 failed:\nTraceback ")
-    assert told.endswith("\nValueError: a mistake\n\n")
