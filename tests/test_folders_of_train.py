@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import stopped_runs
 import torch
-from doors import ADPSGD, AdamW, Exponential, Finished, Processes, Virtual, cli
+from doors import ADPSGD, AdamW, Exponential, Finished, Processes, UsageError, Virtual, asyncsgd, cli
 from safetensors.torch import load_file
 from tasks import Plane
 
@@ -141,3 +141,9 @@ def test_a_folder_is_not_believed_about_the_class_of_its_task(command, tmp_path)
     done = cli(["asyncsgd", name, tmp_path / "run", *more])
     assert done.code == 2
     assert "a folder is not believed about code; type --task tasks:Plane" in done.err
+
+
+@pytest.mark.parametrize("asked", [{"resume": True}, {"checkpoint_every": 8}, {"checkpoint_seconds": 1.0}])
+def test_checkpoints_without_a_folder_are_refused(asked):
+    with pytest.raises(UsageError, match="there is none; give folder="):
+        asyncsgd.train(Plane(), samples=16, **asked)
