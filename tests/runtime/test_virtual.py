@@ -157,6 +157,17 @@ def test_an_abandoned_gradient_is_never_computed_and_its_sample_is_the_workers_n
             following[worker] = index + 1
 
 
+def test_events_are_the_same_whenever_abandoned_works_are_taken_out_of_the_heap(monkeypatch):
+    """Slow workers are stopped again and again, long before they would have been done."""
+    found = []
+    seconds = [1.0], [1.1], [1.2], *[[1000.0]] * 3
+    for number in (0, 10**9):
+        monkeypatch.setattr("asyncsgd.backends.virtual.REBUILD_ABOVE", number)
+        rule = Ringmaster(threshold=6, stops=True)
+        found.append(run(rule, taking(*seconds), budget=Limits(samples=60)).events)
+    assert found[0] == found[1]
+
+
 @every_rule
 def test_a_budget_in_samples_ends_with_the_arrival_that_reaches_it(rule):
     sampler = Exponential().on(5, 3)
