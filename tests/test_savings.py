@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -264,6 +265,22 @@ def test_the_largest_batch_that_fits_is_found_by_trying():
     found = int(said.partition("fits   ")[2].split()[0])
     assert found in (3, 4)
     assert f"type   --batch-size {found} --micro-batches 1, or --batch-size 8 --micro-batches {-(-8 // found)} " in said
+
+
+@dataclasses.dataclass(frozen=True)
+class OfThree(Plane):
+    name = "of_three"
+
+    def facts(self):
+        return {"num_train_samples": 3}
+
+
+@pytest.mark.processes
+def test_no_batch_is_tried_that_is_larger_than_the_data():
+    ended = cli("train.py test_savings:OfThree --batch-size 1 --find-batch-size --device cpu")
+    assert ended.code == 0, ended.err
+    assert re.findall(r"try +(\d+)", ended.out + ended.err) == ["1", "2", "3"]
+    assert "fits   3 samples at once; the data have no more" in ended.out + ended.err
 
 
 @dataclasses.dataclass(frozen=True)
