@@ -77,6 +77,24 @@ def test_a_text_is_held_out_when_its_hash_read_as_a_fraction_is_below_the_share(
     assert 0 < len(HELD_OUT) < 25
 
 
+def digest_of(*sides):
+    """Of texts without labels, as it was before there were labels."""
+    digest = hashlib.sha256()
+    for texts in sides:
+        digest.update(f"side {len(texts)}\n".encode())
+        for text in texts:
+            content = text.encode()
+            digest.update(f"{len(content)}\n".encode() + content)
+    return digest.hexdigest()[:16]
+
+
+def test_the_fingerprint_of_texts_without_labels_is_that_of_their_lengths_and_bytes(tmp_path):
+    sets = [str(lines(tmp_path / f"{name}.txt", f"{name} one", f"{name} two")) for name in ("a", "b")]
+    corpus = load(lines(tmp_path / "train.txt", *LINES), eval_data=sets)
+    assert corpus.fingerprint == digest_of(corpus.train.texts, corpus.eval.texts)
+    assert corpus.sets[0].fingerprint == digest_of((), corpus.sets[0].documents.texts)
+
+
 def test_the_fingerprint_changes_with_a_text_its_label_the_order_and_the_split_and_not_with_the_name(tmp_path):
     first = load(lines(tmp_path / "a.txt", *LINES))
     assert load(lines(tmp_path / "b.txt", *LINES)).fingerprint == first.fingerprint
