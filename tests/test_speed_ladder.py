@@ -29,6 +29,7 @@ from asyncsgd.studies.overlay import quick_of, with_setting
 from asyncsgd.studies.plan import make_plan
 from asyncsgd.studies.progress import Progress
 from asyncsgd.studies.runner import PlannedJob, Runner
+from asyncsgd.studies.study_folder import StudyFolder
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "docs" / "speed_ladder.ipynb"
 TWO_CORES = Devices("cpu", 2, 2)
@@ -208,6 +209,15 @@ def test_a_plan_knows_no_runs_before_it_has_a_folder_and_its_hash_is_that_of_its
     plan = make_plan(config)
     assert (plan.runs, plan.name) == ((), "speed_ladder-quick")
     assert plan.config_sha256 != make_plan(with_setting(config, "ladder.turns=4")).config_sha256
+
+
+def test_runs_of_a_ladder_read_the_texts_that_it_has_made_for_their_stage(tmp_path):
+    folder = StudyFolder(make_plan(read_config(CONFIGS / "speed_ladder.yaml")), "", tmp_path)
+    run = next(run for run in folder.plan.runs if run.folder.startswith("masked_lm/"))
+    texts = tmp_path / "texts/masked_lm/climb"
+    assert folder.job(run).values.get("data") != str(texts)
+    texts.mkdir(parents=True)
+    assert folder.job(run).values["data"] == str(texts)
 
 
 @pytest.mark.parametrize(
