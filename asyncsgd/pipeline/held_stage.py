@@ -42,7 +42,8 @@ def mean_loss(parts: Sequence[Part]) -> float:
 
 class HeldStage(nn.Module):
     """A stage with its parameters and gradients as flat vectors, as engines see it: from the number of a micro-batch,
-    one of `parts`, and hidden states to hidden states, or to the scaled loss, `(1,)`. All ranks make theirs together.
+    one of `parts`, and hidden states to hidden states, or to the scaled loss, `(1,)`. All ranks construct theirs
+    together, with the parameters of rank 0.
     """
 
     def __init__(self, run: Run, data: Data, ranks: AllRanks, num_stages: int, number: int) -> None:

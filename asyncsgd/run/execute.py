@@ -457,7 +457,7 @@ def _rank_is_lost(processes: ChildProcesses, num_workers: int, error: RuntimeErr
     lost = (
         f"rank {rank} is lost ({reason}) and synchronous training cannot go on without it; the other ranks were stopped"
     )
-    if reason == REASONS[RAISED]:  # as each worker of an asynchronous run would
+    if reason == REASONS[RAISED]:  # each worker of an asynchronous run would raise it too
         return RunError(lost)
     return RunError(f"{lost}. --mode async goes on when a worker is lost")
 
